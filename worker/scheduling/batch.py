@@ -322,6 +322,11 @@ class Batch:
         return len(self._request_of)
 
     @property
+    def requests(self) -> int:
+        """How many requests have rows."""
+        return sum(bool(one.choices) for one in self._running.values())
+
+    @property
     def kv_bytes(self) -> int:
         """The estimate for the KV caches of all rows."""
         return self._kv.total_bytes
@@ -348,9 +353,8 @@ class Batch:
     def expire(self, now: float) -> None:
         """Fail the requests that have waited too long for their first row, or to come back."""
         limit_s = self._limits.max_queue_s
-        # The first request of each owner has waited the longest of that owner's: no request passes
-        # another.
-        for request in self._waiting.remove_leading(lambda one: now - one.arrived_s >= limit_s):
+        # One with media may come here long after others that arrived later.
+        for request in self._waiting.remove_if(lambda one: now - one.arrived_s >= limit_s):
             message = (
                 f"The request waited {now - request.arrived_s:.0f} s for its turn, and the limit "
                 f"is {limit_s:g} s (max_queue_s): nothing was made. Try again when the model has "

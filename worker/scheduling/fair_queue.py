@@ -38,6 +38,11 @@ class FairQueue(Generic[_T]):
         level = self._levels.setdefault(priority, {})
         level.setdefault(owner, deque()).append((self._arrivals, item))
 
+    @property
+    def next_priority(self) -> int:
+        """The priority value of the next item. Raises ``ValueError`` if there is none."""
+        return min(self._levels)
+
     def peek(self) -> _T:
         """Return the next item without removing it. Raises ``ValueError`` if there is none."""
         priority, owner = self._next()
@@ -65,21 +70,9 @@ class FairQueue(Generic[_T]):
         self._forget_empty()
         return taken
 
-    def remove_leading(self, matches: Callable[[_T], bool]) -> list[_T]:
-        """Remove and return the first items of each owner and priority value for as long as
-        ``matches`` is true. This does not count as a turn."""
-        taken: list[_T] = []
-        for level in self._levels.values():
-            for items in level.values():
-                while items and matches(items[0][1]):
-                    taken.append(items.popleft()[1])
-        if taken:
-            self._forget_empty()
-        return taken
-
     def _next(self) -> tuple[int, str]:
         """Return the priority and the owner of the next item."""
-        priority = min(self._levels)
+        priority = self.next_priority
         level = self._levels[priority]
         owner = min(level, key=lambda owner: (self._turns.get(owner, 0), level[owner][0][0]))
         return priority, owner

@@ -92,8 +92,11 @@ class EngineThread:
         self._pressure: MemoryPressure | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.clock = ProgressClock()
+        self.pieces = 0
+        """How many pieces of tasks have no result yet."""
         # Only the engine thread writes these and the loop reads them: each write is a single store.
         self.rows = 0
+        self.requests = 0
         self.steps = 0
         self.memory_bytes = 0
         self.peak_memory_bytes = 0
@@ -158,6 +161,7 @@ class EngineThread:
         owners take turns; those of the ``background`` come last. Its result comes through
         ``computed``."""
         self.clock.begin(time.monotonic())
+        self.pieces += 1
         queued = _Piece(task_id, piece, background)
         self._inbox.put(lambda _: self._pieces.add(owner, queued, int(background)))
 
@@ -257,7 +261,8 @@ class EngineThread:
         self._post()
 
     def _count(self) -> None:
-        self.rows, self.kv_bytes = self._batch.rows, self._batch.kv_bytes
+        self.rows, self.requests = self._batch.rows, self._batch.requests
+        self.kv_bytes = self._batch.kv_bytes
         self.preempted_total = self._batch.preempted_total
 
     def _post(self) -> None:
@@ -338,6 +343,7 @@ class EngineThread:
 
     def _end_piece(self, task_id: int, result: PieceResult) -> None:
         self.clock.end()
+        self.pieces -= 1
         assert self._computed is not None
         self._computed(task_id, result)
 

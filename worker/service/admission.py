@@ -106,5 +106,9 @@ class LifetimeCounts:
         cached, and the drafted ones that were right."""
         self.prompt_tokens += usage.prompt_tokens
         self.cached_tokens += usage.cached_tokens
+        self.drafted(timings)
+
+    def drafted(self, timings: Timings) -> None:
+        """Count the tokens that were drafted for answers."""
         self.drafted_tokens += timings.drafted_tokens
         self.accepted_tokens += timings.accepted_tokens

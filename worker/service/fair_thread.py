@@ -30,7 +30,8 @@ class FairThread:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._waiting: FairQueue[_Call] = FairQueue()
         self._busy = False
-        self._pauses: set[str] = set()
+        self._pauses: dict[str, int] = {}
+        """By reason, the lowest priority value of which no call begins."""
         self.clock = ProgressClock()
 
     def run(
@@ -47,17 +48,21 @@ class FairThread:
         self._waiting.add(owner, _Call(on_start, function, done), priority)
         self._next()
 
-    def pause(self, reason: str) -> None:
-        """Begin no further call until :meth:`resume` for the same reason, such as full memory."""
-        self._pauses.add(reason)
+    def pause(self, reason: str, priority: int = 0) -> None:
+        """Begin no further call of this priority value or a higher one until :meth:`resume` for the
+        same reason, such as full memory."""
+        self._pauses[reason] = priority
+        self._next()
 
     def resume(self, reason: str) -> None:
         """Begin calls again, unless there is another reason not to."""
-        self._pauses.discard(reason)
+        self._pauses.pop(reason, None)
         self._next()
 
     def _next(self) -> None:
-        if self._busy or self._pauses or not self._waiting:
+        if self._busy or not self._waiting:
+            return
+        if self._pauses and self._waiting.next_priority >= min(self._pauses.values()):
             return
         call = self._waiting.pop()
         self._busy = True

@@ -64,6 +64,8 @@ class Generation(OpenRequest):
     """Whether its prompt is still being made."""
     review: AnswerReview | None = None
     """Checks the whole answers, if the request needs that."""
+    lost_compute_s: float = 0.0
+    """The part of the engine's time that the answers took which were made once more."""
 
     def release(self) -> None:
         """Wait no longer for its outputs."""
@@ -87,10 +89,11 @@ class Generation(OpenRequest):
                 hold_text=self.request.whole and not self.request.search.beam,
             )
 
-    def retry(self, run_id: int) -> None:
-        """Forget its answers, because new ones are made."""
+    def retry(self, run_id: int, compute_s: float) -> None:
+        """Forget its answers, which took ``compute_s``, because new ones are made."""
         assert self.review is not None
         self.run_id = run_id
+        self.lost_compute_s = compute_s
         self.review = self.review.retry()
         self.ranking = _ranking(self.request)
 
@@ -378,7 +381,8 @@ class Generations:
             self._end_alone(opened, end)
         elif review.may_retry:
             log.info("review.retried", request_id=opened.request.request_id, reason=fault)
-            opened.retry(next(self._run_ids))
+            opened.retry(next(self._run_ids), end.compute_s)
+            self._counts.drafted(end.timings)
             # It waits for a new turn: the time that the first answer took does not count as
             # waiting.
             arrived_s = time.monotonic()
@@ -440,7 +444,8 @@ class Generations:
         self._idle_clock.ended(opened.request.keep_alive_s, time.monotonic())
         match end:
             case RequestFinished(_, usage, timings, reread, compute_s):
-                timings = replace(timings, energy_joules=self._power.joules(compute_s))
+                joules = self._power.joules(opened.lost_compute_s + compute_s)
+                timings = replace(timings, energy_joules=joules)
                 self._open.estimate.ended(timings.prefill_s + timings.decode_s)
                 self._counts.finished(usage, timings)
                 remarks = () if opened.review is None else opened.review.remarks

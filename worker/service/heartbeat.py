@@ -131,12 +131,14 @@ class Heartbeat:
     def beat(self, state: WorkerState) -> WorkerBeat:
         """Return the worker's present figures."""
         now = time.monotonic()
-        rows, held = self._engine.rows, self._in_flight.count
+        held = self._in_flight.count
+        # One of which all rows have ended may still be checked, or decoded once more.
+        worked_on = min(held, self._engine.requests + self._engine.pieces)
         return WorkerBeat(
             instance=self._spec.instance,
             state=state,
-            rows=rows,
-            queued=max(0, held - rows),
+            rows=worked_on,
+            queued=held - worked_on,
             stalled_for_s=self._in_flight.stalled_for_s(now),
             figures=self._figures(),
             idle_for_s=self._idle_clock.idle_for_s(held, now),

@@ -78,13 +78,7 @@ class OpenRequest(ABC):
     @property
     def priority(self) -> int:
         """Its place on each thread: what belongs to the background waits for all others."""
-        match self.request:
-            case Generate(priority=priority) if priority >= BACKGROUND_PRIORITY:
-                return BACKGROUND_PRIORITY
-            case Embed(background=True):
-                return BACKGROUND_PRIORITY
-            case _:
-                return 0
+        return priority_of(self.request)
 
     def turn_came(self) -> None:
         """Note that its first turn on the prompt thread has come."""
@@ -133,6 +127,7 @@ class OpenRequests:
         self._needs = needs
         self._file_bytes = 0
         self._held_bytes = 0
+        self._foreground_held_bytes = 0
         self._in_flight = in_flight
         self._send = send
         self._became_idle = became_idle
@@ -152,11 +147,24 @@ class OpenRequests:
             log.warning("data.stream_id_in_use", request_id=request.request_id)
             return False
         refusal = self._refusal(request.owner, rows)
-        if refusal is None and blobs and self._file_bytes + _size(blobs) > _MAX_FILE_BYTES:
+        if refusal is None and blobs and not self._has_room(request, _size(blobs)):
             refusal = _TOO_MUCH_MEDIA
         if refusal is not None:
             self.send(router, refusal.message_for(request.stream_id))
         return refusal is None
+
+    def _has_room(self, request: Generate | Task, size_bytes: int) -> bool:
+        """Return whether there is room for the files of a request's media. As with places, no owner
+        may take so much that others find none, and the background takes a half at most."""
+        if not self._file_bytes:
+            return size_bytes <= _MAX_FILE_BYTES
+        of_background = priority_of(request) >= BACKGROUND_PRIORITY
+        most_bytes = _MAX_FILE_BYTES // 2 if of_background else _MAX_FILE_BYTES
+        own_bytes = sum(
+            _size(one.blobs) for one in self._open.values() if one.request.owner == request.owner
+        )
+        taken_bytes = self._file_bytes + size_bytes
+        return taken_bytes <= most_bytes and has_capacity(most_bytes, self._file_bytes, own_bytes)
 
     def begin(
         self,
@@ -248,16 +256,23 @@ class OpenRequests:
     def hold(self, opened: OpenRequest, size_bytes: int) -> None:
         """Note what the decoded media of a request take now. While those of all requests take as
         much as they may, no further ones are decoded: so no request that holds media may wait for
-        the media thread."""
+        the media thread. Those of the background take a half at most."""
         if size_bytes == opened.held_bytes:
             return
-        self._held_bytes += size_bytes - opened.held_bytes
+        more_bytes = size_bytes - opened.held_bytes
+        self._held_bytes += more_bytes
+        if opened.priority < BACKGROUND_PRIORITY:
+            self._foreground_held_bytes += more_bytes
         opened.held_bytes = size_bytes
         max_bytes = min(_MAX_HELD_BYTES, self._spec.decode.memory_bytes)
         if self._spec.kind is ModelKind.TRANSCRIPTION:
             max_bytes = _MAX_SOUND_BYTES
-        if self._held_bytes >= max_bytes:
+        # What the background holds may wait for all others: it takes a half, and never keeps them
+        # from having one at least.
+        if self._held_bytes >= max_bytes and self._foreground_held_bytes:
             self._media.pause(_FULL)
+        elif 2 * self._held_bytes >= max_bytes:
+            self._media.pause(_FULL, BACKGROUND_PRIORITY)
         else:
             self._media.resume(_FULL)
 
@@ -392,6 +407,17 @@ class OpenRequests:
             f"{whose} ({self._spec.max_queue}): try again later.",
             self.estimate.retry_after_s(rows),
         )
+
+
+def priority_of(request: Generate | Task) -> int:
+    """Return a request's place on each thread."""
+    match request:
+        case Generate(priority=priority) if priority >= BACKGROUND_PRIORITY:
+            return BACKGROUND_PRIORITY
+        case Embed(background=True):
+            return BACKGROUND_PRIORITY
+        case _:
+            return 0
 
 
 def _size(blobs: Sequence[bytes]) -> int:

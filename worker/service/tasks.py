@@ -102,7 +102,6 @@ class Tasks:
             return
         task_id = next(self._ids)
         task = self._by_id[task_id] = OpenTask(router, request, self, task_id)
-        self._counts.requests += 1
         self._open.begin(
             task,
             lambda: self._plan(task),
@@ -169,6 +168,7 @@ class Tasks:
         if not task.gone:
             if error is None and (plan := future.result()) is not None:
                 task.planned = True
+                self._counts.requests += 1
                 self._hold()
                 if isinstance(plan, TaskPlan):
                     task.pieces, task.prompt_tokens = iter(plan.pieces), plan.prompt_tokens

@@ -418,3 +418,35 @@ def test_beams_where_rows_take_turns_are_those_without_a_cache(
         return log_softmax(np.array(logits[0, -1].astype(mx.float32)))
 
     assert_same(runner.found[row], reference_search(whole, beam, 6))
+
+
+class _Word:
+    """Allows one token, and then the end alone."""
+
+    def __init__(self) -> None:
+        self._allowed = [3, 0]
+
+    def mask(self) -> npt.NDArray[np.uint32]:
+        return np.array([1 << self._allowed[0]], np.uint32)
+
+    def accept(self, token: int) -> None:
+        assert token == self._allowed.pop(0)
+
+    def fork(self) -> "_Word":
+        copied = _Word()
+        copied._allowed = list(self._allowed)
+        return copied
+
+
+def test_an_answer_that_a_constraint_ends_is_whole_before_the_least_tokens() -> None:
+    def forward(tokens: mx.array, _: Any) -> mx.array:
+        return mx.zeros((tokens.shape[0], 8))
+
+    sampling = SequenceSampling(0.0, min_tokens=5, end_ids=frozenset({0}))
+    beam = BeamSearch(2, 1.0, frozenset({0}))
+    group = BeamGroup(
+        forward, [History([()])], mx.zeros((1, 8)), beam, 9, _Word(), None, sampling, (),
+        together=True,
+    )  # fmt: skip
+    (found,) = search(group)
+    assert tuple(found.tokens) == (3, 0)

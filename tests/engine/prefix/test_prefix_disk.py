@@ -323,3 +323,21 @@ def test_a_bug_with_one_segment_costs_that_segment(
     assert failed
     again = PrefixCache(PLAIN.make_cache, on_disk(folder), "n")
     assert [find(again, prompt(seed, 400)) for seed in (1, 2)] == [0, 399]
+
+
+def test_what_continues_a_segment_that_is_given_up_for_it_takes_no_memory(folder: Path) -> None:
+    cache = PrefixCache(PLAIN.make_cache, on_disk(folder), "n")
+    keep(cache, PLAIN, prompt(1, 100))
+    settle(cache)
+    keep(cache, PLAIN, prompt(1, 100) + prompt(2, 200))
+    settle(cache)
+    store = cache._store
+    child, parent = sorted(store.tree.coldest(), key=lambda one: one.start, reverse=True)[:2]
+    assert child.parent is parent
+    store._give_up(child)
+    parent.on_disk = False  # As after a failed write.
+    store._limit_bytes = child.nbytes
+    assert store._disk is not None and store._disk.read(child.segment_id)
+    settle(cache)
+    assert store.tree.get(child.segment_id) is None
+    assert cache.bytes_held() == 0

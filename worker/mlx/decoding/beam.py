@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import mlx.core as mx
 
@@ -28,8 +28,12 @@ from lmx.worker.engine.values import (
 )
 from lmx.worker.mlx.model.forward import PromptCache, cache_states
 from lmx.worker.mlx.sampling.filters import candidates
-from lmx.worker.mlx.sampling.mask import fit_mask, mask_rows
+from lmx.worker.mlx.sampling.mask import allows_other_than, fit_mask, mask_rows
 from lmx.worker.mlx.sampling.penalties import BatchEdits, RowEdits
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 class Continuation(NamedTuple):
@@ -189,10 +193,12 @@ class BeamGroup:
     def _rank(self, logits: mx.array) -> _Ranking:
         logits = logits.astype(mx.float32)
         scored = self._top_logprobs is not None
-        edited = self._edited(logits)
+        masks = self._masks(logits.shape[-1])
+        edited = self._edited(logits, masks)
         logprobs = _log_softmax(edited)
         own = _log_softmax(logits) if scored and edited is not logits else logprobs
-        values, tokens = candidates(self._masked(logprobs), considered(self._beam))
+        allowed = mask_rows(logprobs, masks) if masks else logprobs
+        values, tokens = candidates(allowed, considered(self._beam))
         own_values = [mx.take_along_axis(own, tokens, axis=-1)] if scored else []
         tops = list(candidates(own, self._top_logprobs)) if self._top_logprobs else []
         # Arrays on which no logit depends, such as a cache's offsets, would never be evaluated.
@@ -212,19 +218,24 @@ class BeamGroup:
         ranked = _pairs(tops[1], tops[0]) if tops else [()] * len(self._running)
         return _Ranking(continuations, found, ranked)
 
-    def _edited(self, logits: mx.array) -> mx.array:
+    def _edited(self, logits: mx.array, masks: Mapping[int, npt.NDArray[np.uint32]]) -> mx.array:
         if self._edits is None:
             return logits
-        banned = self._length < self._min_tokens
-        return self._edits.apply(logits, [banned] * len(self._running))
+        short = self._length < self._min_tokens
+        # If a constraint allows only the end, then the answer is complete.
+        banned = [
+            short and (index not in masks or allows_other_than(masks[index], self._beam.end_ids))
+            for index in range(len(self._running))
+        ]
+        return self._edits.apply(logits, banned)
 
-    def _masked(self, logprobs: mx.array) -> mx.array:
+    def _masks(self, vocabulary: int) -> dict[int, npt.NDArray[np.uint32]]:
         masks = {}
         for index, beam in enumerate(self._running):
             mask = None if beam.constraint is None else beam.constraint.mask()
             if mask is not None:
-                masks[index] = fit_mask(mask, logprobs.shape[-1])
-        return mask_rows(logprobs, masks) if masks else logprobs
+                masks[index] = fit_mask(mask, vocabulary)
+        return masks
 
     def _add_hypotheses(self, ended: Sequence[Continuation], ranking: _Ranking) -> None:
         for one in ended:

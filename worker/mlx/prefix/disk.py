@@ -175,10 +175,12 @@ class PrefixDisk:
             if not self._failing:
                 log.warning("prefix_cache.write_failed", reason=str(error))
             self._failing = True
-            return [Finished(Outcome.NOT_WRITTEN, job.segment_id, job.held)]
-        self._failing = False
-        written = Finished(Outcome.WRITTEN, job.segment_id, job.held)
-        return [written, *(Finished(Outcome.LOST, segment_id) for segment_id in lost)]
+            outcome, lost = Outcome.NOT_WRITTEN, self._folder.take_lost()
+        else:
+            self._failing = False
+            outcome = Outcome.WRITTEN
+        ended = Finished(outcome, job.segment_id, job.held)
+        return [ended, *(Finished(Outcome.LOST, segment_id) for segment_id in lost)]
 
 
 def _failed(job: bytes | _Write | _Touch) -> list[Finished]:

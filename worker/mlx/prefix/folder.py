@@ -60,6 +60,7 @@ class PrefixFolder:
         self._index = PrefixIndex()
         self._index.replace(self._files())
         self._unlisted_bytes = 0
+        self._lost: list[bytes] = []
 
     @property
     def total_bytes(self) -> int:
@@ -90,7 +91,7 @@ class PrefixFolder:
         evicted.
 
         A process that dies meanwhile leaves no file under a segment's name. Raises ``OSError``,
-        also if the segment alone exceeds the limit.
+        also if the segment alone exceeds the limit; :meth:`take_lost` has what was evicted for it.
         """
         path = self._path(record.segment_id)
         if (found := _look(path)) is not None:
@@ -100,7 +101,8 @@ class PrefixFolder:
         size = record.nbytes + record.tokens.nbytes
         if size > self._limit_bytes:
             raise OSError(f"{size} bytes are more than the limit")
-        lost = self._list_again() + self._evict_for(size)
+        self._lost += self._list_again()
+        self._lost += self._evict_for(size)
         part = self._folder / f"{path.stem}.{os.getpid()}{_UNFINISHED_SUFFIX}"
         try:
             written_bytes = write_segment(part, record, data)
@@ -111,7 +113,13 @@ class PrefixFolder:
         self._index.put(path, Use(time.time_ns(), written_bytes))
         self._unlisted_bytes += written_bytes
         # With its header the file may be a little too large.
-        return lost + self._evict_for(0)
+        self._lost += self._evict_for(0)
+        return self.take_lost()
+
+    def take_lost(self) -> list[bytes]:
+        """Return the segments of this namespace that were evicted and not returned yet."""
+        lost, self._lost = self._lost, []
+        return lost
 
     def read(self, segment_id: bytes) -> tuple[SegmentRecord, Sequence[memoryview]] | None:
         """Return a segment, after checking every byte; None if there is none, or if it was damaged

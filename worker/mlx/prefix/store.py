@@ -233,6 +233,8 @@ class PrefixStore:
         if not self._layout.fits(read.record):
             self._forget(segment)
         elif segment.payload is None and self.evict_for(segment.nbytes, keep):
+            if self.tree.get(segment.segment_id) is not segment:
+                return  # What it continues was given up for it.
             try:
                 arrays = arrays_of(read.record.tensors, read.data)
             except Exception as error:  # Such as for memory that is short.

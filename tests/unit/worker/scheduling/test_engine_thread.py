@@ -96,6 +96,7 @@ class Recorder:
         prompt_logprobs: int | None = None,
         rules: TextRules | None = None,
         memory_wait_s: float | None = None,
+        waited_s: float = 0.0,
         **script: Any,
     ) -> int:
         run_id = next(self._ids)
@@ -112,9 +113,9 @@ class Recorder:
             for index in range(1 if beam else n)
         )
         rules = rules or TextRules(eos=frozenset({0}), stop=stop)
-        now_s = time.monotonic()
+        arrived_s = time.monotonic() - waited_s
         job = EngineRequest(
-            run_id, f"req-{run_id}", rows, rules, n, now_s, memory_wait_s=memory_wait_s
+            run_id, f"req-{run_id}", rows, rules, n, arrived_s, memory_wait_s=memory_wait_s
         )
         self.thread.submit(job)
         return run_id
@@ -712,6 +713,29 @@ async def test_a_row_larger_than_all_memory_runs_alone(start: Start) -> None:
         most_rows = max(most_rows, recorder.thread.rows)
         await asyncio.sleep(0)
     assert most_rows == 1
+
+
+async def test_one_that_came_late_with_its_media_waits_no_longer_than_others(start: Start) -> None:
+    recorder = await start(max_rows=1, max_queue_s=300.0)
+    running = recorder.submit(tokens=100_000, step_s=0.005)
+    await recorder.until(lambda: recorder.pieces(running))
+    before = recorder.submit(tokens=1)
+    late = recorder.submit(tokens=1, waited_s=300.0)
+    assert (await recorder.end(late)).code is ErrorCode.QUEUE_TIMEOUT
+    assert not recorder.ends(before)
+    recorder.thread.cancel(running)
+
+
+async def test_requests_are_counted_and_not_their_rows(start: Start) -> None:
+    recorder = await start(max_rows=4)
+    several = recorder.submit(tokens=100_000, step_s=0.005, n=3)
+    await recorder.until(lambda: recorder.thread.rows == 3)
+    assert recorder.thread.requests == 1
+    other = recorder.submit(tokens=100_000, step_s=0.005)
+    await recorder.until(lambda: recorder.thread.requests == 2)
+    for each in (several, other):
+        recorder.thread.cancel(each)
+    await recorder.until(lambda: recorder.thread.requests == 0)
 
 
 async def test_a_job_that_waits_too_long_is_given_up_while_another_runs(start: Start) -> None:

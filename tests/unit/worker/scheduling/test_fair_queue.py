@@ -39,7 +39,7 @@ def test_one_owners_items_keep_their_order_and_are_taken_out_by_what_they_are() 
     for number in range(6):
         queue.add("ab"[number % 2], number)
     assert queue.remove_if(lambda number: number == 3) == [3]
-    assert sorted(queue.remove_leading(lambda number: number in (0, 1, 5))) == [0, 1, 5]
+    assert sorted(queue.remove_if(lambda number: number in (0, 1, 5))) == [0, 1, 5]
     assert [queue.peek(), queue.pop(), queue.pop(), bool(queue)] == [2, 2, 4, False]
     with pytest.raises(ValueError, match="empty"):
         queue.pop()
@@ -55,7 +55,7 @@ def test_a_lower_value_comes_first_and_owners_take_turns_among_the_same() -> Non
     assert (len(queue), queue.peek()) == (6, "urgent")
     # `a` had a turn with what was urgent.
     assert [queue.pop() for _ in range(4)] == ["urgent", "b1", "a1", "a2"]
-    assert queue.remove_leading(lambda item: item == "late") == ["late"]
+    assert queue.remove_if(lambda item: item == "late") == ["late"]
     assert (queue.pop(), bool(queue), len(queue)) == ("b late", False, 0)
 
 

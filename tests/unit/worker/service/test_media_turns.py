@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from lmx.protocol.errors import ErrorCode, RequestError
-from lmx.protocol.messages.data import Generate, Preparing, Refused, Sampling
+from lmx.protocol.messages.data import BACKGROUND_PRIORITY, Generate, Preparing, Refused, Sampling
 from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.messages.specs import LogSpec, WorkerSpec
 from lmx.protocol.states import MediaForm, MediaKind
@@ -68,10 +68,13 @@ class _Rig:
         name: str,
         decode: Callable[[], int | None] | None = None,
         prepare: Callable[[], Any] = lambda: None,
+        priority: int = 0,
     ) -> OpenRequest:
         """Begin a request of an owner of the same name."""
         items = (PICTURE,) if decode is not None else ()
-        request = Generate(next(self._numbers), name, Sampling(), 1, owner=name, media=items)
+        request = Generate(
+            next(self._numbers), name, Sampling(), 1, owner=name, media=items, priority=priority
+        )
         opened = _Opened(b"router", request)
         if decode is not None:
             self._decodes[name] = decode
@@ -238,6 +241,48 @@ async def test_nothing_is_decoded_while_what_is_decoded_takes_all_the_room(
     await rig.end("picture")
     rig.table.forget(held[1])
     assert rig.table._held_bytes == 0
+
+
+async def test_pictures_of_the_background_keep_nobody_elses_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They may wait with what they hold for as long as others have something to do."""
+    monkeypatch.setattr(module, "_MAX_HELD_BYTES", 100)
+    rig = _Rig()
+    held = rig.begin("held", priority=BACKGROUND_PRIORITY)
+    await rig.end("held")
+    rig.table.hold(held, 120)
+    rig.begin("later", lambda: None, priority=BACKGROUND_PRIORITY)
+    rig.begin("picture", lambda: None)
+    await rig.end("picture")
+    assert "later" not in rig.ends
+    rig.table.forget(held)
+    await rig.end("later")
+
+
+async def test_no_owner_and_no_background_takes_all_room_for_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_MAX_FILE_BYTES", 1000)
+    rig = _Rig()
+    numbers = itertools.count(1)
+
+    def admitted(size_bytes: int, owner: str, priority: int = 0) -> bool:
+        blobs = [bytes(size_bytes)]
+        asked = Generate(
+            next(numbers), "r", Sampling(), 8, media=(PICTURE,), owner=owner, priority=priority
+        )
+        if rig.table.admits(b"router", asked, blobs, 0):
+            opened = _Opened(b"router", asked)
+            rig.table.begin(opened, lambda: None, lambda _: None, blobs, decodes=False)
+            return True
+        return False
+
+    assert admitted(450, "a", BACKGROUND_PRIORITY)
+    assert not admitted(100, "b", BACKGROUND_PRIORITY)
+    assert admitted(500, "c")
+    assert not admitted(10, "c")
+    assert admitted(10, "d")
 
 
 async def test_the_media_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lmx.protocol.messages.data import Timings
+from lmx.worker.service.admission import LifetimeCounts
 from lmx.worker.service.generations import Generations
 
 
@@ -24,10 +25,15 @@ def test_the_time_of_the_first_answer_is_no_waiting(monkeypatch: pytest.MonkeyPa
     generations: Any = object.__new__(Generations)
     generations._open = SimpleNamespace(queue=turn, report_if_idle=lambda: None)
     generations._run_ids = itertools.count()
+    generations._counts = LifetimeCounts()
     monkeypatch.setattr(generations, "_prepare", prepare)
     request = SimpleNamespace(request_id="r", owner="o", media=())
-    opened = SimpleNamespace(gone=False, request=request, retry=lambda _: None)
-    end = SimpleNamespace(timings=Timings(queue_s=100.0, prefill_s=100.0, decode_s=400.0))
+    lost_s: list[float] = []
+    opened = SimpleNamespace(
+        gone=False, request=request, retry=lambda _, compute_s: lost_s.append(compute_s)
+    )
+    timings = Timings(queue_s=100.0, prefill_s=100.0, decode_s=400.0, drafted_tokens=7)
+    end = SimpleNamespace(timings=timings, compute_s=3.0)
     before_s = time.monotonic()
     loop = asyncio.new_event_loop()
     try:
@@ -37,3 +43,5 @@ def test_the_time_of_the_first_answer_is_no_waiting(monkeypatch: pytest.MonkeyPa
     finally:
         loop.close()
     assert len(arrivals) == 1 and arrivals[0] >= before_s
+    # What it took counts all the same.
+    assert (lost_s, generations._counts.drafted_tokens) == ([3.0], 7)

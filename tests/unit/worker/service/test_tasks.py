@@ -512,7 +512,7 @@ async def test_whatever_holds_the_media_thread_lets_it_go(
     finished = {end.stream_id for one in rig.outputs for end in one.finished}
     assert finished == {number for number in numbers if number % 5}
     assert rig.decoded.count(b"1") == 2, "it was made once more"
-    assert rig.media._pauses == set()
+    assert not rig.media._pauses
 
 
 async def test_media_are_decoded_while_earlier_answers_are_written(
@@ -561,7 +561,7 @@ async def test_what_was_preempted_gets_its_media_again(start: Start, spoiled: bo
     assert texts[1] == "".join(pieces)
     assert failed == ([ErrorCode.ENGINE_ERROR] if spoiled else [])
     assert spoiled or texts[2] == "".join(pieces)
-    assert rig.media._pauses == set()
+    assert not rig.media._pauses
 
 
 async def test_owners_take_turns_on_the_prompt_thread(start: Start) -> None:

@@ -104,6 +104,23 @@ def test_a_segment_above_the_limit_is_refused_and_drives_none_out(tmp_path: Path
     assert folder.read(kept) is not None
 
 
+def test_what_was_evicted_for_a_write_that_fails_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ample = PrefixFolder(tmp_path, "n", AMPLE_BYTES)
+    kept = add(ample, 1)
+    small = PrefixFolder(tmp_path, "n", ample.total_bytes)
+
+    def full(*_: Any) -> int:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("lmx.worker.mlx.prefix.folder.write_segment", full)
+    record = segment(2)
+    with pytest.raises(OSError):
+        small.write(record, data_of(record))
+    assert (small.take_lost(), small.take_lost()) == ([kept], [])
+
+
 def test_nothing_of_others_is_deleted(tmp_path: Path) -> None:
     others = [
         tmp_path / "model" / "model-00001-of-00002.safetensors",
