@@ -198,7 +198,7 @@ def _longest(
     native = found.facts.context_tokens
     if native is None or (model.kind or found.kind) is not ModelKind.CHAT:
         return None, None
-    lengths = [*range(_CONTEXT_STEP_TOKENS, native, _CONTEXT_STEP_TOKENS), native]
+    lengths = range(_CONTEXT_STEP_TOKENS, native, _CONTEXT_STEP_TOKENS)
 
     def lacks(tokens: int, *, now: bool) -> bool:
         with_context = model.model_copy(update={"context_length": tokens})
@@ -208,6 +208,8 @@ def _longest(
         return infeasible_reason(Waiting(model.id, need_bytes, None), scene) is not None
 
     def longest(*, now: bool) -> int | None:
+        if not lacks(native, now=now):
+            return native
         fitting = bisect_right(lengths, False, key=lambda each: lacks(each, now=now))
         return lengths[fitting - 1] if fitting else None
 

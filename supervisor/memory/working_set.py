@@ -1,6 +1,5 @@
 """Reads how much memory the GPU of a Mac may have."""
 
-import functools
 import subprocess
 import sys
 from typing import Final
@@ -17,6 +16,12 @@ _ASK: Final = (
     "import mlx.core as mx; print(int(mx.device_info()['max_recommended_working_set_size']))"
 )
 _ASK_TIMEOUT_S: Final = 60.0
+_ASK_AGAIN_TIMEOUT_S: Final = 4.0
+"""After it has not answered once. A supervisor that asks again is not silent for so long that it
+counts as hung."""
+
+_reported: Final[dict[int, int | None]] = {}
+"""What the GPU has said, by the limit."""
 
 
 def read_working_set() -> int | None:
@@ -32,14 +37,19 @@ def read_working_set() -> int | None:
     return working_set_bytes(psutil.virtual_memory().total, _reported_bytes(limit_mb), limit_mb)
 
 
-@functools.cache
-def _reported_bytes(_limit_mb: int) -> int | None:
-    """Return what the GPU says with that limit; None if it does not say it."""
+def _reported_bytes(limit_mb: int) -> int | None:
+    """Return what the GPU says with that limit; None if it does not say it, in which case it is
+    asked again the next time."""
+    known = _reported.get(limit_mb)
+    if known is not None:
+        return known
     command = [sys.executable, "-P", "-c", _ASK]
+    timeout_s = _ASK_AGAIN_TIMEOUT_S if limit_mb in _reported else _ASK_TIMEOUT_S
     try:
         done = subprocess.run(
-            command, capture_output=True, timeout=_ASK_TIMEOUT_S, check=True, text=True
+            command, capture_output=True, timeout=timeout_s, check=True, text=True
         )
-        return int(done.stdout)
+        _reported[limit_mb] = int(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
-        return None
+        _reported[limit_mb] = None
+    return _reported[limit_mb]

@@ -1,6 +1,7 @@
 """What `GET /admin/models/plan` is answered with."""
 
 import asyncio
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from lmx.supervisor.memory.inspect_main import inspect
 from lmx.supervisor.memory.inspection import Inspection, Question
 from lmx.supervisor.memory.plan import Estimate, MemoryPlan, plan_memory
 from lmx.supervisor.state.home import Home
-from tests.support.models.model_folders import write_model
+from tests.support.models.model_folders import PLAIN, write_model
 from tests.support.rigs.core_rig import CoreRig
 
 MIB = 1024**2
@@ -132,6 +133,21 @@ async def test_the_longest_context_is_the_last_that_fits(folder: Path) -> None:
     refused = await work.plan(PlanLoad("m", plan.longest_context))
     assert refused.outcome is LoadOutcome.IMPOSSIBLE
     assert "lmx unpin other" in refused.detail
+
+
+async def test_no_list_is_made_of_the_lengths_of_a_context(tmp_path: Path) -> None:
+    """A model may say that it has one of two billion tokens."""
+    folder = write_model(tmp_path / "m", max_position_embeddings=2**31 - 1)
+    work, _ = planning(rig_with(folder))
+    tracemalloc.start()
+    plan = await work.plan(PlanLoad("m"))
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert plan.longest_context is not None
+    assert 10**6 < plan.longest_context < 2**31 - 1
+    assert most_bytes < 64 * MIB
+    small = await planning(rig_with(write_model(tmp_path / "small")))[0].plan(PlanLoad("m"))
+    assert small.longest_context == PLAIN["max_position_embeddings"]
 
 
 async def test_a_model_that_is_loaded_so_is_said_to_be(folder: Path) -> None:
