@@ -15,7 +15,7 @@ from prometheus_client.core import (
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.status import ModelStatus, RouterStatus, SupervisorStatus, SystemStatus
 from lmx.protocol.states import ExitCause, MemoryPressure, ModelState
-from lmx.router.metrics.measures import DURATION, GAPS, MEASURES
+from lmx.router.metrics.measures import HISTOGRAMS
 from lmx.router.metrics.requests import REASONS, ModelTally, Reading
 
 _PRESSURES: Final = {level: number for number, level in enumerate(MemoryPressure)}
@@ -305,7 +305,7 @@ def request_families(reading: Reading) -> Iterator[Metric]:
         for label, counted in sorted(reading.keys.items()):
             of_keys.add_metric([label], getattr(counted, field))
         yield of_keys
-    for measure in (DURATION, *MEASURES, GAPS):
+    for measure in HISTOGRAMS:
         family = HistogramMetricFamily(f"lmx_{measure.name}", measure.help_text, labels=["model"])
         for model_id, tally in models.items():
             histogram = tally.histograms[measure.name]

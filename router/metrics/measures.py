@@ -45,13 +45,6 @@ class Measure:
     None if the request has no such value."""
 
 
-DURATION: Final = Measure(
-    "request_duration_seconds",
-    "From a request's first byte to the end of its answer, whatever became of it.",
-    _REQUEST_S,
-    lambda _, duration_s: duration_s,
-)
-
 GAPS: Final = Measure(
     "inter_token_latency_seconds",
     "Between one output of a request and the next.",
@@ -60,6 +53,12 @@ GAPS: Final = Measure(
 )
 
 MEASURES: Final = (
+    Measure(
+        "request_duration_seconds",
+        "From a request's first byte to the end of its answer, whatever became of it.",
+        _REQUEST_S,
+        lambda _, duration_s: duration_s,
+    ),
     Measure(
         "time_to_first_token_seconds",
         "From a request's first byte to its first output.",
@@ -124,3 +123,5 @@ MEASURES: Final = (
     ),
 )
 """Each gets one value from a request, at the request's end."""
+
+HISTOGRAMS: Final = (*MEASURES, GAPS)

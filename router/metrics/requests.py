@@ -24,7 +24,7 @@ from lmx.protocol.messages.status import ModelStatus
 from lmx.protocol.states import FinishReason
 from lmx.router.http.endpoint import Endpoint
 from lmx.router.http.outcome import CLIENT_LEFT, Outcome
-from lmx.router.metrics.measures import DURATION, GAPS, MEASURES
+from lmx.router.metrics.measures import GAPS, HISTOGRAMS, MEASURES
 
 
 class Histogram:
@@ -113,7 +113,6 @@ _CODES: Final = frozenset(code.value for code in ErrorCode)
 _BY_WEIGHT: Final = (FinishReason.LENGTH, FinishReason.TOOL_CALLS, FinishReason.STOP)
 """If the answers of one request ended for several reasons, the first of these counts."""
 
-_HISTOGRAMS: Final = (*MEASURES, DURATION, GAPS)
 _TOKENS: Final = ("prompt_tokens", "cached_tokens", "completion_tokens")
 _OF_KEY: Final = ("requests", "prompt_tokens", "completion_tokens")
 
@@ -170,7 +169,7 @@ class ModelTally:
     latest: deque[Ended] = field(default_factory=lambda: deque(maxlen=_LATEST))
     """The latest requests of this router alone."""
     histograms: dict[str, Histogram] = field(
-        default_factory=lambda: {each.name: Histogram(each.bounds) for each in _HISTOGRAMS}
+        default_factory=lambda: {each.name: Histogram(each.bounds) for each in HISTOGRAMS}
     )
 
     @property
@@ -450,7 +449,6 @@ class RequestMetrics:
         )
         if outcome.tokens_per_s is not None:
             tally.tokens_per_s = outcome.tokens_per_s
-        tally.histograms[DURATION.name].add((duration_s,))
         tally.histograms[GAPS.name].add(outcome.gaps_s)
         for measure in MEASURES:
             if (value := measure.of(outcome, duration_s)) is not None:
