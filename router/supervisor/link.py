@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 import zmq.asyncio
@@ -115,6 +115,7 @@ _FIRST_SNAPSHOT_S: Final = 10.0
 machine. A restarted router finds such requests in its backlog."""
 
 _log = structlog.get_logger()
+_T = TypeVar("_T")
 
 
 class SupervisorEvents(Protocol):
@@ -170,9 +171,7 @@ class SupervisorLink:
         self.answers_total = 0
         self._answers = asyncio.Event()
         self._questions = Questions(lambda payload: send_nowait(self._control, payload))
-        self._snapshot_task: asyncio.Task[None] | None = None
-        self._keyring_task: asyncio.Task[None] | None = None
-        self._peers_task: asyncio.Task[None] | None = None
+        self._refreshes: dict[str, asyncio.Task[None]] = {}
 
     @property
     def latest(self) -> Directory | None:
@@ -277,11 +276,13 @@ class SupervisorLink:
             case BeatSeen():
                 self._supervisor_answered(message.epoch)
                 if is_behind(self._directory, message.epoch, message.revision):
-                    self._refresh()
-                if message.keyring not in ("", self._keys.ring.digest):
-                    self._refresh_keyring()
-                if message.peers not in ("", self._peers_digest()):
-                    self._refresh_peers()
+                    self._refresh("snapshot", GetSnapshot(), Snapshot, self._apply)
+                digest = self._keyring_digest
+                if message.keyring not in ("", digest()):
+                    self._refresh("keyring", GetKeyring(), Keyring, self._keys.put, digest)
+                digest = self._peers_digest
+                if message.peers not in ("", digest()):
+                    self._refresh("peers", GetPeers(), PeerList, self._put_peers, digest)
             case Identify():
                 self._supervisor_answered(message.epoch)
                 send_nowait(self._control, encode(self._hello))
@@ -317,56 +318,44 @@ class SupervisorLink:
             self.epoch = epoch
             self.on_new_epoch()
 
-    def _refresh(self) -> None:
-        if self._snapshot_task is None or self._snapshot_task.done():
-            self._snapshot_task = begin(self._ask_snapshot(), "the question for a snapshot")
+    def _keyring_digest(self) -> str:
+        return self._keys.ring.digest
 
-    async def _ask_snapshot(self) -> None:
+    def _refresh(
+        self,
+        name: str,
+        question: Any,
+        kind: type[_T],
+        put: Callable[[_T], object],
+        digest: Callable[[], str] = lambda: "",
+    ) -> None:
+        """Ask for what the last BeatSeen has shown to be missing, unless that is being asked. The
+        reply is dropped if ``digest`` has changed meanwhile: what was published is newer."""
+        task = self._refreshes.get(name)
+        if task is None or task.done():
+            asking = self._ask_for(name, question, kind, put, digest)
+            self._refreshes[name] = begin(asking, f"the question for the {name}")
+
+    async def _ask_for(
+        self,
+        name: str,
+        question: Any,
+        kind: type[_T],
+        put: Callable[[_T], object],
+        digest: Callable[[], str],
+    ) -> None:
+        before = digest()
         try:
-            reply = await self._questions.ask(GetSnapshot(), _SNAPSHOT_DEADLINE_S)
+            reply = await self._questions.ask(question, _SNAPSHOT_DEADLINE_S)
         except LmxError as error:
-            # The next BeatSeen shows that the directory is still behind, and asks again.
-            _log.warning("snapshot.unanswered", error=error.message)
+            # The next BeatSeen shows that it is still missing, and it is asked for again; also if
+            # the reply is dropped.
+            _log.warning(f"{name}.unanswered", error=error.message)
             return
-        if isinstance(reply, Snapshot):
-            self._apply(reply)
-        else:
-            _log.warning("snapshot.refused", reply=type(reply).__name__)
-
-    def _refresh_keyring(self) -> None:
-        if self._keyring_task is None or self._keyring_task.done():
-            self._keyring_task = begin(self._ask_keyring(), "the question for the keys")
-
-    async def _ask_keyring(self) -> None:
-        before = self._keys.ring
-        try:
-            reply = await self._questions.ask(GetKeyring(), _SNAPSHOT_DEADLINE_S)
-        except LmxError as error:
-            # The next BeatSeen shows that another one is in effect, and asks again.
-            _log.warning("keyring.unanswered", error=error.message)
-            return
-        if isinstance(reply, Keyring):
-            # One that was published meanwhile is newer, or the next BeatSeen asks again.
-            if self._keys.ring is before:
-                self._keys.put(reply)
-        else:
-            _log.warning("keyring.refused", reply=type(reply).__name__)
-
-    def _refresh_peers(self) -> None:
-        if self._peers_task is None or self._peers_task.done():
-            self._peers_task = begin(self._ask_peers(), "the question for the peers")
-
-    async def _ask_peers(self) -> None:
-        try:
-            reply = await self._questions.ask(GetPeers(), _SNAPSHOT_DEADLINE_S)
-        except LmxError as error:
-            # The next BeatSeen shows that another list is in effect, and asks again.
-            _log.warning("peers.unanswered", error=error.message)
-            return
-        if isinstance(reply, PeerList):
-            self._put_peers(reply)
-        else:
-            _log.warning("peers.refused", reply=type(reply).__name__)
+        if not isinstance(reply, kind):
+            _log.warning(f"{name}.refused", reply=type(reply).__name__)
+        elif digest() == before:
+            put(reply)
 
     def _apply(self, snapshot: Snapshot) -> bool:
         """Put a snapshot into effect if it is newer. Return whether it is."""

@@ -104,11 +104,7 @@ class HttpClient:
         """Return the JSON value of an answer. Raises :class:`OperationError` with what lmx says, or
         if it can't be reached: NOT_RUNNING if nothing answers there."""
         with self._answer(method, path, body, query, {}, limit_s) as answer:
-            text = answer.read(_LONGEST_BODY_BYTES)
-        try:
-            return json.loads(text)
-        except UNREADABLE as error:
-            raise self.not_lmx(text) from error
+            return self._value(answer)
 
     def stream(
         self,
@@ -130,11 +126,7 @@ class HttpClient:
         with file.open("rb") as content:
             form = _Form(fields, file.name, content)
             with self._answer("POST", path, form, None, {}, None) as answer:
-                text = answer.read(_LONGEST_BODY_BYTES)
-        try:
-            return json.loads(text)
-        except UNREADABLE as error:
-            raise self.not_lmx(text) from error
+                return self._value(answer)
 
     def download(self, path: str, to: BinaryIO) -> None:
         """Write the bytes of an answer to ``to``, piece by piece. Raises as :meth:`call` does."""
@@ -150,6 +142,13 @@ class HttpClient:
             f"{self.remote.url} gave an answer that is invalid ({shown[:_SHOWN_LETTERS]}): is it "
             "lmx that answers there, of this version?",
         )
+
+    def _value(self, answer: "http.client.HTTPResponse") -> Any:
+        text = answer.read(_LONGEST_BODY_BYTES)
+        try:
+            return json.loads(text)
+        except UNREADABLE as error:
+            raise self.not_lmx(text) from error
 
     @contextmanager
     def _answer(

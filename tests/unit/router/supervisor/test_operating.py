@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from lmx.protocol.errors import ErrorCode, UnavailableError
-from lmx.protocol.messages.control import Denied, ReloadConfig, Reloaded, RouterBeat
+from lmx.protocol.messages.control import BeatSeen, Denied, ReloadConfig, Reloaded, RouterBeat
+from lmx.protocol.messages.keys import ApiKey, Keyring
 from lmx.protocol.messages.peers import Peer, PeerKind, PeerList
 from lmx.protocol.messages.status import GetStatus, Status
 from lmx.protocol.wire.codec import Envelope, decode, encode
@@ -130,3 +131,28 @@ async def test_a_snapshot_that_comes_again_is_answered_by_a_beat_that_names_it()
         assert beat.peers != peers.digest
         await supervisor.publish_raw(encode(peers))
         await until(lambda: rig.asked(RouterBeat)[-1].peers == peers.digest)
+
+
+@pytest.mark.parametrize("kind", [PeerList, Keyring])
+async def test_a_late_reply_undoes_nothing_that_was_published_meanwhile(
+    kind: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old: Any = PeerList.of((Peer("old", "http://127.0.0.1:9"),))
+    new: Any = PeerList.of((Peer("new", "http://127.0.0.1:9"),))
+    if kind is Keyring:
+        old, new = (Keyring.of((ApiKey.of_secret(text),)) for text in ("old", "new"))
+    async with router_rig() as rig:
+        found, asked = rig.router.supervisor, asyncio.Event()
+
+        async def ask(question: Any, deadline_s: float) -> Any:
+            asked.set()
+            found._on_event(Envelope(new, 0), lambda: RouterBeat(1, 0, 0, 0))
+            return old
+
+        monkeypatch.setattr(found._questions, "ask", ask)
+        digests = {"peers" if kind is PeerList else "keyring": old.digest}
+        found._on_control(Envelope(BeatSeen(rig.supervisor.epoch, 0, **digests), 0))
+        await asyncio.wait_for(asyncio.gather(*found._refreshes.values()), 90)
+        assert asked.is_set()
+        held = rig.router.peers if kind is PeerList else rig.router.keys.ring
+        assert held.digest == new.digest
