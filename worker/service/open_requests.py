@@ -264,9 +264,10 @@ class OpenRequests:
         if opened.priority < BACKGROUND_PRIORITY:
             self._foreground_held_bytes += more_bytes
         opened.held_bytes = size_bytes
-        max_bytes = min(_MAX_HELD_BYTES, self._spec.decode.memory_bytes)
-        if self._spec.kind is ModelKind.TRANSCRIPTION:
-            max_bytes = _MAX_SOUND_BYTES
+        hears = self._spec.kind is ModelKind.TRANSCRIPTION
+        max_bytes = min(
+            _MAX_SOUND_BYTES if hears else _MAX_HELD_BYTES, self._spec.decode.memory_bytes
+        )
         # What the background holds may wait for all others: it takes a half, and never keeps them
         # from having one at least.
         if self._held_bytes >= max_bytes and self._foreground_held_bytes:

@@ -15,7 +15,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import BACKGROUND_PRIORITY, Generate, Preparing, Refused, Sampling
 from lmx.protocol.messages.media import MediaItem
 from lmx.protocol.messages.specs import LogSpec, WorkerSpec
-from lmx.protocol.states import MediaForm, MediaKind
+from lmx.protocol.states import MediaForm, MediaKind, ModelKind
 from lmx.worker.media.decoder import MediaDecoder
 from lmx.worker.media.values import MediaNeeds
 from lmx.worker.scheduling.progress import InFlight, ProgressClock
@@ -42,13 +42,13 @@ class _Opened(OpenRequest):
 class _Rig:
     """The table with its three threads; it notes what happens, in order."""
 
-    def __init__(self, needs: MediaNeeds | None = PICTURES) -> None:
+    def __init__(self, needs: MediaNeeds | None = PICTURES, spec: WorkerSpec = SPEC) -> None:
         self.prompts, self.media = FairThread("prompt"), FairThread("media")
         self.checks = FairThread("check")
         self.in_flight = InFlight(self.prompts.clock, limited=(self.media.clock, self.checks.clock))
         self.sent: list[Any] = []
         self.table = OpenRequests(
-            SPEC,
+            spec,
             self.prompts,
             self.media,
             self.checks,
@@ -222,12 +222,13 @@ async def test_what_is_cancelled_is_not_decoded_and_not_prepared() -> None:
     await rig.end("next")
 
 
+@pytest.mark.parametrize("kind", [ModelKind.CHAT, ModelKind.TRANSCRIPTION])
 async def test_nothing_is_decoded_while_what_is_decoded_takes_all_the_room(
-    monkeypatch: pytest.MonkeyPatch,
+    kind: ModelKind,
 ) -> None:
-    """Hundreds of requests may wait, and each picture takes hundreds of megabytes."""
-    monkeypatch.setattr(module, "_MAX_HELD_BYTES", 100)
-    rig = _Rig()
+    """Hundreds of requests may wait, and each picture takes hundreds of megabytes. The room is
+    what is reserved for decoding."""
+    rig = _Rig(spec=replace(SPEC, kind=kind, decode=replace(SPEC.decode, memory_bytes=100)))
     held = [rig.begin(name) for name in ("one", "other")]
     await rig.end("one", "other")
     for opened in held:
