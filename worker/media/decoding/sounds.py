@@ -30,6 +30,10 @@ _GAP_S: Final = 0.05
 _FRAME_SAMPLES: Final = 1 << 20
 """The most samples of one frame. Codecs have some thousands, FLAC has 65,535 at most."""
 
+_SPARE_PACKETS: Final = 16
+"""How many more packets may be damaged than not while others follow: a file may begin with such
+ones."""
+
 _BLOCK_SAMPLES: Final = 65_536
 """How many samples are resampled at a time."""
 
@@ -78,7 +82,8 @@ def read_sound(
 def decoded(
     stream: AudioStream | VideoStream, packets: Iterable[Packet[Any] | None]
 ) -> Iterator[AudioFrame | VideoFrame]:
-    """Decode packets; for None and at the end, the decoder gives what it still holds."""
+    """Decode packets; for None and at the end, the decoder gives what it still holds. Packets that
+    are damaged are left out, as long as most are not."""
     good = bad = 0
     for packet in itertools.chain(packets, [None]):
         try:
@@ -87,11 +92,13 @@ def decoded(
             raise
         except FFmpegError as error:
             bad += 1
-            if bad > good + 1:
+            if bad > good + _SPARE_PACKETS:
                 raise RefusedError("is damaged") from error
             continue
         good += 1
         yield from frames
+    if bad > good + 1:
+        raise RefusedError("is damaged")
 
 
 class _Track:

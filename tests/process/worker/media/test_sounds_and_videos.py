@@ -1,8 +1,10 @@
 """Sounds and videos, as a model hears and sees them."""
 
+import io
 from collections.abc import Iterator
 from dataclasses import replace
 
+import av
 import numpy as np
 import pytest
 
@@ -258,3 +260,20 @@ def test_the_end_of_a_file_may_be_missing(decoder: MediaDecoder) -> None:
     assert 1 < len(found.times_s) < 6 and found.duration_s < 6
     tone = wav_file(sine(440, 2.0, RATE_HZ), RATE_HZ)
     assert sound(decoder, "wav", tone[: len(tone) // 2]).duration_s == pytest.approx(1, abs=0.01)
+
+
+def test_damage_is_left_out_as_long_as_most_is_whole(decoder: MediaDecoder) -> None:
+    file = sound_file(sine(440, 1.5, RATE_HZ), RATE_HZ, "ipod", "aac")
+    with av.open(io.BytesIO(file)) as container:
+        packets = [(one.pos, one.size) for one in container.demux(audio=0) if one.pos and one.size]
+
+    def damaged(count: int) -> bytes:
+        data = bytearray(file)
+        for place, size in packets[:count]:
+            data[place : place + size] = b"\xff" * size
+        return bytes(data)
+
+    assert 1 < sound(decoder, "m4a", damaged(5)).duration_s < 1.5
+    for count in (16, len(packets)):
+        with pytest.raises(RequestError, match="is damaged"):
+            sound(decoder, "m4a", damaged(count))
