@@ -26,6 +26,8 @@ from lmx.worker.mlx.model import readable
 from lmx.worker.mlx.model.inexact import INEXACT
 from lmx.worker.mlx.model.library import open_checkpoint
 from lmx.worker.mlx.model.load import load_model
+from lmx.worker.mlx.model.passes import report_passes_to
+from lmx.worker.mlx.model.patches import mlx_vlm as mlx_vlm_patches
 from lmx.worker.mlx.model.readable import FolderChanges
 from lmx.worker.templates import environment
 from tests.support.models.text_models import (
@@ -362,6 +364,34 @@ def test_8_bit_floats_take_what_is_estimated(
     estimated = read_weights(folder, ModelKind.CHAT, read_checkpoint_config(folder))
     assert estimated.total_bytes == pytest.approx(loaded_bytes, rel=0.01)
     assert any(array.dtype == mx.uint32 for array in loaded) == (kind == "qwen2")
+
+
+def test_8_bit_floats_that_are_decoded_at_once_are_progress(
+    bases: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlx_vlm_patches, "_LARGE_BYTES", 0)
+    plain = changed(bases("qwen2"), tmp_path / "plain")
+    quantization = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    coded = changed(plain, tmp_path / "fp8", quantization_config=quantization)
+    weights = mx.load(str(plain / "model.safetensors"))
+    assert isinstance(weights, dict)
+    weights = {name: value.astype(mx.bfloat16) for name, value in weights.items()}
+    codes = dict(weights)
+    names = [key for key in weights if key.endswith("_proj.weight")]
+    for name in names:
+        codes[name] = mx.to_fp8(weights[name])
+        codes[f"{name}_scale"] = mx.ones((weights[name].shape[0], 1), mx.bfloat16)
+        weights[name] = mx.from_fp8(codes[name], mx.bfloat16)
+    mx.save_safetensors(str(plain / "model.safetensors"), weights)
+    save_with_8_bit_floats(coded / "model.safetensors", codes)
+    noted: list[str] = []
+    with report_passes_to(lambda: noted.append("")):
+        model = open_checkpoint(coded).model
+    assert len(noted) >= len(names)
+    loaded_bytes = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    estimated = read_weights(coded, ModelKind.CHAT, read_checkpoint_config(coded))
+    assert estimated.total_bytes == pytest.approx(loaded_bytes, rel=0.01)
+    assert np.array_equal(logits(coded), logits(plain))
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])

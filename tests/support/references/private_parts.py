@@ -197,6 +197,10 @@ PARTS: dict[str, Sequence[Part]] = {
             "turning the queries of layers that read another one's keys by the tokens' own places",
             ("self", "x", "mask", "cache")),
         Part(
+            "mlx_vlm.quantization.checkpoint:_dequantize_compressed_tensors_fp8_weight",
+            (VLM_PATCHES,), "noting each weight that is decoded as progress: lmx replaces it",
+            ("weight", "scale", "block_structure")),
+        Part(
             "mlx_vlm.models.hy_v4.indexer:_partition_scores", (VLM_PATCHES,),
             "choosing the tokens to attend to, for texts of every length", ("top_k", "masked")),
         Part(

@@ -8,11 +8,32 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import mlx.core as mx
+from mlx_vlm.quantization import checkpoint
 
+from lmx.worker.mlx.model.passes import note_pass
 from lmx.worker.mlx.model.patches.qwen3_omni import patch_qwen3_omni
 from lmx.worker.mlx.module_calls import replace_methods
 
 _MODELS: Final = "mlx_vlm.models."
+
+_LARGE_BYTES: Final = 4 * 1024**2
+_decode: Final = checkpoint._dequantize_compressed_tensors_fp8_weight
+
+
+def _decode_with_progress(
+    weight: mx.array, scale: mx.array, block_structure: list[int] | None = None
+) -> mx.array:
+    """mlx-vlm decodes 8-bit floats while it opens a model, 256 weights at a time. That may be
+    gigabytes to read from a slow disk, so the large ones are evaluated one by one, each of which is
+    noted as progress."""
+    note_pass()
+    decoded: mx.array = _decode(weight, scale, block_structure)
+    if decoded.nbytes >= _LARGE_BYTES:
+        mx.eval(decoded)
+    return decoded
+
+
+checkpoint._dequantize_compressed_tensors_fp8_weight = _decode_with_progress
 
 
 def patch_mlx_vlm(model: Any) -> None:
