@@ -165,12 +165,17 @@ async def _register(
         # Browsers and file managers list these.
         zeroconf.ServiceInfo(_WEB, f"lmx on {label}.{_WEB}", properties={"path": "/"}, **details),
     )
-    try:
-        begun = await asyncio.gather(*map(network.async_register_service, services))
-        await asyncio.gather(*begun)
-    except zeroconf.NonUniqueNameException:
-        await network.async_unregister_all_services()
-        return False
+    begun = await asyncio.gather(
+        *map(network.async_register_service, services), return_exceptions=True
+    )
+    # If one has failed, the other one is withdrawn: so its announcement must have ended.
+    await asyncio.gather(*(one for one in begun if not isinstance(one, BaseException)))
+    for one in begun:
+        if isinstance(one, zeroconf.NonUniqueNameException):
+            await network.async_unregister_all_services()
+            return False
+        if isinstance(one, BaseException):
+            raise one
     return True
 
 

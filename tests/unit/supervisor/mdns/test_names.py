@@ -1,14 +1,17 @@
 """Under which names lmx is announced, who answers under them, and what keeps it from that."""
 
+import asyncio
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from zeroconf import NonUniqueNameException, ServiceInfo
 
 from lmx.protocol.messages.status import SystemStatus
 from lmx.supervisor.cli.doctor.lines import Verdict
@@ -16,7 +19,12 @@ from lmx.supervisor.cli.doctor.setup import check_mdns
 from lmx.supervisor.config.extras import missing_extras
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.control.status import with_urls
-from lmx.supervisor.mdns.announce_main import Announcement, read_announcement
+from lmx.supervisor.mdns.announce_main import (
+    SERVICE,
+    Announcement,
+    _register,
+    read_announcement,
+)
 from lmx.supervisor.processes.announcer import Announcer
 from lmx.supervisor.processes.specs import _answers_under
 from lmx.supervisor.service.parts import _announcement
@@ -169,3 +177,47 @@ def test_a_name_is_withdrawn_before_it_is_announced_again(
         withdrawn.touch()
         announcer.close()
     assert (began.read_text(), notices) == ("x\nx\n", [])
+
+
+class _Network:
+    """Takes announcements: those of the first service fail, and the others take a while."""
+
+    def __init__(self) -> None:
+        self.zeroconf = None
+        self.announced: set[str] = set()
+        self.withdrawals = 0
+
+    async def async_register_service(self, info: ServiceInfo) -> asyncio.Task[None]:
+        if info.type == SERVICE:
+            raise NonUniqueNameException
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return asyncio.create_task(self._announce(info.name))
+
+    async def _announce(self, name: str) -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+            self.announced.add(name)
+
+    async def async_unregister_all_services(self) -> None:
+        self.withdrawals += 1
+        self.announced.clear()
+
+
+class _Resolver:
+    def __init__(self, _: str) -> None: ...
+
+    async def async_request(self, *_: object, **__: object) -> bool:
+        return False
+
+
+async def test_nothing_stays_announced_under_a_name_that_another_one_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("zeroconf.AddressResolver", _Resolver)
+    network: Any = _Network()
+    announcement = Announcement(("studio",), 8000, ("127.0.0.1",), ())
+    assert await _register(network, announcement, announcement.addresses, "studio") is False
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        await task
+    assert (network.announced, network.withdrawals) == (set(), 1)
