@@ -390,7 +390,7 @@ def test_8_bit_floats_that_are_decoded_at_once_are_progress(
     assert len(noted) >= len(names)
     loaded_bytes = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
     estimated = read_weights(coded, ModelKind.CHAT, read_checkpoint_config(coded))
-    assert estimated.total_bytes == pytest.approx(loaded_bytes, rel=0.01)
+    assert estimated.total_bytes == pytest.approx(loaded_bytes, rel=0.05)
     assert np.array_equal(logits(coded), logits(plain))
 
 
