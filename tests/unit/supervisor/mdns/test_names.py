@@ -218,6 +218,6 @@ async def test_nothing_stays_announced_under_a_name_that_another_one_takes(
     network: Any = _Network()
     announcement = Announcement(("studio",), 8000, ("127.0.0.1",), ())
     assert await _register(network, announcement, announcement.addresses, "studio") is False
-    for task in asyncio.all_tasks() - {asyncio.current_task()}:
-        await task
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(others)
     assert (network.announced, network.withdrawals) == (set(), 1)
