@@ -287,8 +287,8 @@ def remote_options(function: Callable[..., None]) -> Callable[..., None]:
     for decorate in (
         click.option(
             "--key", envvar=KEY_VARIABLE, metavar="KEY",
-            help="Key for that lmx: the admin key, or an API key for chat and run. Other users can "
-            "see it in `ps`; use LMX_API_KEY instead.",
+            help="Key for that lmx: the admin key, or an API key for chat, run, batch, bench and "
+            "launch. Other users can see it in `ps`; use LMX_API_KEY instead.",
         ),
         click.option(
             "--url", envvar=URL_VARIABLE, metavar="URL",

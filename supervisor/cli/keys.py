@@ -114,7 +114,8 @@ def key_group() -> None:
     "--priority",
     type=click.IntRange(-1_000_000, 1_000_000),
     metavar="N",
-    help="Its requests come after those of a lower value (default: as they say, else 0).",
+    help="Its requests come after those of a lower value (default: what each request "
+    "says, else 0).",
 )
 @click.option(
     "--expires",
@@ -141,8 +142,8 @@ def add(
 ) -> None:
     """Make the key NAME, and print its secret: it is shown this once.
 
-    The secret alone goes to stdout, so that a script can take it. A key for requests to models
-    closes them to whoever has none.
+    The secret alone goes to stdout, so that a script can take it. Once there is a key for
+    requests to models, requests without a key are refused.
     """
     from lmx.protocol.messages.keys import AddKey, DayBudget, KeyFamily, KeyScope, RateLimits
 

@@ -26,7 +26,11 @@ def _on_model(function: Callable[[str], None]) -> click.Command:
 
 
 _context = click.option(
-    "--context-length", type=int, default=None, metavar="TOKENS", help="Instead of its own."
+    "--context-length",
+    type=int,
+    default=None,
+    metavar="TOKENS",
+    help="Context length in tokens (default: the configured one).",
 )
 
 
@@ -136,8 +140,8 @@ def kill(model: str) -> None:
 
     Its requests end with an error. The API and the other models continue. Works also while the
     supervisor hangs or is not there; then MODEL is a model's id. MODEL@MACHINE is that of a peer,
-    where the key needs the scope admin: this machine's, or --key. So it is with drain, undrain,
-    unload and reset.
+    where the key needs the scope admin: this machine's, or --key. The same holds for drain,
+    undrain, unload and reset.
     """
     from lmx.supervisor.cli.machines import at_machine
     from lmx.supervisor.cli.operations import kill_model

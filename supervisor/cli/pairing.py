@@ -59,12 +59,14 @@ def pair(code_and_host: str | None, found: bool) -> None:
 
 
 def _list_found() -> None:
+    from lmx.supervisor.config.extras import install_line
+
     try:
         from lmx.supervisor.mdns.browse import find_machines
     except ImportError as error:
         raise OperationError(
             ErrorCode.UNSUPPORTED_VALUE,
-            'machines are found with zeroconf: pip install "lmx[mdns]"',
+            f"machines are found with zeroconf: {install_line('mdns')}",
         ) from error
     machines = find_machines(_FIND_S)
     for machine in machines:

@@ -80,8 +80,8 @@ class ServerConfig(Section):
     """The port that lmx listens on. 0 is any free one."""
     advertise: Annotated[bool, Needs.ROUTER] = False
     """Whether lmx announces itself in the local network (mDNS, Bonjour): as `NAME.local` after
-    `name`, without one as `HOST-lmx.local`. It needs the extra `mdns`: `pip install
-    "lmx[mdns]"`."""
+    `name`, without one as `HOST-lmx.local`. It needs the extra `mdns`
+    (docs/start/install.md)."""
     allow_lan_without_key: Annotated[bool, Needs.NOTHING] = False
     """Whether others may reach lmx though no key protects the API."""
     allowed_hosts: Annotated[AllowedHosts, Needs.ROUTER] = ()
@@ -289,7 +289,7 @@ def _collector(text: str) -> str:
 
 class TracingConfig(Section):
     """Traces of requests for an OpenTelemetry collector (docs/monitoring.md). It needs the extra
-    `otel`: `pip install "lmx[otel]"`."""
+    `otel` (docs/start/install.md)."""
 
     endpoint: Annotated[Annotated[str, AfterValidator(_collector)] | None, Needs.ROUTER] = Field(
         None, examples=["http://127.0.0.1:4318"]

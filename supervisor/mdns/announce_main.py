@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from lmx.supervisor.config.extras import install_line
 from lmx.supervisor.sockets.reachable import lan_addresses
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def main() -> None:
     try:
         import zeroconf.asyncio  # noqa: F401
     except ImportError:
-        _say(problem='nothing is announced without zeroconf: pip install "lmx[mdns]"')
+        _say(problem=f"nothing is announced without zeroconf: {install_line('mdns')}")
         return
     asyncio.run(_announce_until_closed(announcement))
 

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from docs.make.figures import imports, in_circles
+from lmx.supervisor.config.extras import PACKAGES as EXTRAS
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE_ROOTS = ("protocol", "router", "supervisor", "worker")
@@ -33,6 +34,13 @@ def folders_with_code() -> set[str]:
         for path in (ROOT / root).rglob("*")
         if path.suffix == ".py" or path.name == "py.typed"
     }
+
+
+def test_the_packages_of_an_extra_are_named_as_they_are_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert {name: tuple(extras[name]) for name in EXTRAS} == EXTRAS
+    assert set(EXTRAS) == set(extras) - {"dev"}
 
 
 def test_every_folder_with_code_is_listed() -> None:

@@ -19,7 +19,7 @@ def _conversation_options(function: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option("--max-tokens", type=click.IntRange(1), help="Limit of each answer."),
         click.option("--temperature", type=click.FloatRange(0, 2), help="0 is the least random."),
-        click.option("--system", metavar="TEXT", help="Say how the model is to answer."),
+        click.option("--system", metavar="TEXT", help="System prompt: how the model is to answer."),
     ):  # fmt: skip
         function = decorate(function)
     return function

@@ -48,8 +48,7 @@ class Line:
     measured: str
     verdict: Verdict
     fix: str = ""
-    """The command that fixes it, or what to do; empty if there is nothing to fix. The report for
-    programs calls it ``mend``."""
+    """The command that fixes it, or what to do; empty if there is nothing to fix."""
 
 
 _MARKS: Final = {
@@ -86,10 +85,7 @@ def as_json(title: str, lines: Sequence[Line], user_home: str) -> dict[str, Any]
     """Return the report for programs. Its shape is in ``docs/start/doctor.md``: keys and names are
     added to it, and none is changed or removed."""
     found = [
-        {
-            "mend" if name == "fix" else name: private(str(value), user_home)
-            for name, value in asdict(line).items()
-        }
+        {name: private(str(value), user_home) for name, value in asdict(line).items()}
         for line in lines
     ]
     return {"system": title, "healthy": healthy(lines), "checks": found}

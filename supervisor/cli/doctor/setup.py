@@ -14,6 +14,7 @@ from lmx.supervisor.cli.doctor.lines import Line, Verdict
 from lmx.supervisor.cli.doctor.ranks import check_ranks
 from lmx.supervisor.cli.doctor.system import System
 from lmx.supervisor.cli.service.units import LABEL
+from lmx.supervisor.config.extras import install_line
 from lmx.supervisor.config.load import exposed_keys
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.sources import FolderSource, GgufSource, folder_path, parse_source
@@ -165,7 +166,7 @@ def check_mdns(installed: bool, status: SystemStatus | None) -> Line:
     """Judge whether the network knows lmx by its name. ``status`` is None if lmx does not run."""
     assumption = "the network knows lmx by a name"
     if not installed:
-        fix = 'pip install "lmx[mdns]"'
+        fix = install_line("mdns")
         return Line("mdns", assumption, "zeroconf is missing", Verdict.WARNING, fix)
     if status is None:
         return Line("mdns", assumption, "lmx does not run", Verdict.NOTE)

@@ -133,7 +133,7 @@ async def test_what_it_lacks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
         await made.until(lambda: made.notices)
         await made.until(lambda: made.announcer._process is None)
     (notice,) = made.notices
-    assert 'pip install "lmx[mdns]"' in notice
+    assert notice.endswith("'zeroconf>=0.154'")
 
 
 async def test_one_that_does_not_end_is_killed(

@@ -62,8 +62,11 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing_extras(config) == []
     monkeypatch.setattr("lmx.supervisor.config.extras._is_installed", lambda _: False)
     (words,) = missing_extras(config)
-    assert 'pip install "lmx[mdns]"' in words
+    assert words.endswith(f": uv pip install --python {sys.executable} 'zeroconf>=0.154'")
     assert missing_extras(Config()) == []
+    monkeypatch.setattr("lmx.supervisor.config.extras._is_installed", lambda name: name == "pip")
+    (words,) = missing_extras(config)
+    assert words.endswith(f": {sys.executable} -m pip install 'zeroconf>=0.154'")
 
 
 def test_an_announcement_crosses_a_pipe() -> None:

@@ -255,7 +255,7 @@ def test_the_report_has_no_name_of_a_user() -> None:
                 "assumption": "room",
                 "measured": "5 GiB free at ~/.lmx",
                 "verdict": "bad",
-                "mend": "free some",
+                "fix": "free some",
             }
         ],
     }, "programs rely on this shape"
