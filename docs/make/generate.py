@@ -95,7 +95,7 @@ _EXAMPLE_HEAD: Final = """\
 # `lmx config check` reports every mistake, `lmx reload` has a running lmx read the file again.
 # Sizes may be written as 16MiB or 8GB. What ends in _s is in seconds,
 # or has units: 90s, 5m, 1h30m.
-# docs/configuration.md has the ranges, what follows from a change, and the variables that go over
+# docs/configuration.md has the ranges, what follows from a change, and the variables that override
 # the file. This file is made from the code by `make docs`."""
 
 Schema = Mapping[str, Any]

@@ -344,7 +344,7 @@ def _batches() -> Iterator[Endpoint]:
     use, tag, path = Access.INFERENCE, "Batches", "/v1/batches"
     broken = ErrorCode.FILES_UNAVAILABLE
     yield Endpoint("POST", path, batches.create_batch, use, tag,
-        "Have the requests in a file answered when nobody else wants the model",
+        "Have the requests in a file answered while no other needs the model",
         request=batch_requests.BatchRequest, answer=batches.BatchObject, works=False,
         errors=(broken, ErrorCode.NOT_FOUND))
     yield Endpoint("GET", path, batches.list_batches, use, tag, "List the batches",
@@ -359,7 +359,7 @@ def _message_batches() -> Iterator[Endpoint]:
     use, tag, path = Access.INFERENCE, "Batches", "/v1/messages/batches"
     broken = ErrorCode.FILES_UNAVAILABLE
     yield Endpoint("POST", path, message_batches.create_message_batch, use, tag,
-        "Have requests answered when nobody else wants the model, by Anthropic's API",
+        "Have requests answered while no other needs the model, by Anthropic's API",
         request=batch_requests.MessageBatchRequest, answer=message_batches.MessageBatch,
         works=False, errors=(broken, ErrorCode.INSUFFICIENT_DISK), family=ANTHROPIC)
     yield Endpoint("GET", path, message_batches.list_message_batches, use, tag,

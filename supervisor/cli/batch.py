@@ -1,4 +1,4 @@
-"""`lmx batch`: requests in a file, answered when nobody else wants the models."""
+"""`lmx batch`: requests in a file, answered while no other request needs the models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PAGE: Final = 100
 
 @click.group("batch")
 def batch_group() -> None:
-    """Have the requests in a file answered when nobody else wants the models.
+    """Have the requests in a file answered while no other request needs the models.
 
     They run in the background, however long it takes, and outlive this command, and lmx itself.
     Whoever asks a model meanwhile comes first.

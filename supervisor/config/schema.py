@@ -122,9 +122,9 @@ class ServerConfig(Section):
     stays. `tool_order` shows tools in the order of their names. An answer's header `X-Lmx-Ignored`
     names what was left out. `[]` shows everything."""
     capture_requests: Annotated[int, Needs.ROUTER] = Field(0, ge=0, le=500)
-    """What the last so many requests asked is kept for whoever has the admin key. **It shows
-    prompts.** It is kept in memory alone, at most 1 MiB of each and 64 MiB of all, without keys and
-    the content of files. With 0 nothing is kept, and what was kept is gone."""
+    """How many of the last requests are kept with what they asked, for whoever has the admin key.
+    **It shows prompts.** It is kept in memory alone, at most 1 MiB of each and 64 MiB of all,
+    without keys and the content of files. With 0 nothing is kept, and what was kept is deleted."""
     show_rereads: Annotated[bool, Needs.ROUTER] = False
     """Whether whoever has the admin key sees the text at which a prompt differs from an earlier
     one, where much of it was computed again for that (docs/operating.md). **It shows prompts**:
@@ -139,11 +139,12 @@ class JobsConfig(Section):
     """Records of generations (`GET /v1/jobs`), in `$LMX_HOME/state`."""
 
     max_age_s: Annotated[_RecordAge, Needs.ROUTER] = 86_400.0
-    """A record goes when it is so old."""
+    """A record is deleted when it is older than this."""
     max_count: Annotated[int, Needs.ROUTER] = Field(10_000, ge=1, le=10_000_000)
-    """How many records are kept. The oldest of the key that has most go first."""
+    """How many records are kept. The oldest of the key that has most are deleted first."""
     max_bytes: Annotated[Size, Needs.ROUTER] = Field(ByteSize(512 * 1024**2), ge=1024**2)
-    """When the file is larger than this, the oldest records of the key that takes most go."""
+    """When the file is larger than this, the oldest records of the key that takes most are
+    deleted."""
 
 
 class FilesConfig(Section):
@@ -162,7 +163,7 @@ class MemoryConfig(Section):
     """The memory that all workers share, and which models are evicted."""
 
     budget_bytes: Annotated[Size | None, Needs.NOTHING] = Field(None, examples=["48GiB"])
-    """All workers together may take so much, as far as `os_reserve_bytes` leaves it. Without it
+    """All workers together may take this much, as far as `os_reserve_bytes` leaves it. Without it
     they may take `budget_fraction`."""
     budget_fraction: Annotated[float | None, Needs.NOTHING] = Field(
         None, gt=0, le=1, allow_inf_nan=False, examples=[0.75]
@@ -191,7 +192,7 @@ class MemoryConfig(Section):
     spare_worker: Annotated[bool, Needs.NOTHING] = True
     """Whether one process is kept ready that has imported its libraries, while a model that is not
     loaded could use it: a load takes about a second less. It holds about 110 MB of what no model
-    has of the budget, and goes when memory is short."""
+    has of the budget, and is ended when memory is short."""
     min_residency_s: Annotated[SecondsFromZero, Needs.NOTHING] = 10.0
     """A model that was just loaded is not evicted before this time."""
     fair_wait_s: Annotated[SecondsFromZero, Needs.NOTHING] = 30.0

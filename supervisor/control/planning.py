@@ -170,7 +170,7 @@ def load_plan(
         reason = "when it was loaded, in place of weights, draft model, adapters and process"
         lines.append(PlanLine("measured", plan.static_bytes, reason))
     if plan.set_bytes is not None:
-        lines.append(PlanLine("memory_bytes", plan.set_bytes, "set by hand: goes before it"))
+        lines.append(PlanLine("memory_bytes", plan.set_bytes, "set by hand: takes precedence"))
     others = without(model.id, scene)
     outcome = known or forecast(Waiting(model.id, plan.reserve_bytes, None), others, now_s)
     longest, longest_now = _longest(model, found, estimating, others)

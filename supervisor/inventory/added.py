@@ -132,7 +132,7 @@ class AddedModels:
         """Note which added models are not served, because the configuration file has given their
         names to something else. They come back when it no longer does."""
         for model_id in shadowed(config, self._models):
-            detail = f"{_whose(model_id, config)} in the configuration, which goes before it"
+            detail = f"{_whose(model_id, config)} in the configuration, which takes precedence"
             events.note("model.shadowed", model_id, detail)
 
     async def add(self, question: AddModel) -> None:

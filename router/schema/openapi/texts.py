@@ -30,7 +30,7 @@ TAGS: Final[dict[str, str]] = {
     "Moderations": "Refused: lmx serves no classifiers of harm",
     "Tokens": "What a model's tokenizer makes of text",
     "Models": "What can be requested",
-    "Batches": "Many requests in a file, answered when nobody else wants the model",
+    "Batches": "Many requests in a file, answered while no other request needs the model",
     "Conversations": "Conversations that responses continue; each key sees its own",
     "Files": "Files that clients upload; each key sees its own",
     "Jobs": "Every generation has a record, which outlives its connection",

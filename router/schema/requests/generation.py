@@ -41,8 +41,8 @@ class LabelFields(Strict):
     safety_identifier: str | None = None
     """It is accepted, and changes nothing."""
     service_tier: str | None = None
-    """`flex`: the request takes only what nobody else wants, as lines of batches do: it waits while
-    any other request of its model runs or waits, and stands still when one comes. Any other value
+    """`flex`: the request runs only while no other request needs the model, as lines of batches do:
+    it waits while another one runs or waits there, and is paused when one comes. Any other value
     changes nothing. An answer says which it was, `flex` or `default`."""
     prompt_cache_key: str | None = None
     """It is accepted, and changes nothing: prefixes are found by themselves, and `cache_salt` keeps

@@ -138,7 +138,7 @@ def show(
     if plan.peak_bytes:
         table.add_row("measured peak", format_bytes(plan.peak_bytes), "at least so much is kept")
     if plan.set_bytes is not None:
-        table.add_row("memory_bytes", format_bytes(plan.set_bytes), "set by hand: goes before it")
+        table.add_row("memory_bytes", format_bytes(plan.set_bytes), "set by hand: takes precedence")
     table.add_row("[bold]reserved", f"[bold]{format_bytes(plan.reserve_bytes)}", model.id)
     console.print(table)
     console.print()
