@@ -238,14 +238,18 @@ def _report_quantized(home: Home, wanted: Download, bits: QuantizedBits) -> None
         if error.code is ErrorCode.MODEL_SOURCE_INVALID:
             raise
         return
-    if look.problem is not None:
+    if look.problem is not None and look.problem_code == ErrorCode.MODEL_SOURCE_INVALID:
         raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, look.problem)
-    made = format_bytes(look.made_bytes)
     click.echo(
         f"{wanted.repo_id}: {format_bytes(look.total_bytes)}; {format_bytes(look.missing_bytes)} "
         f"to download, {format_bytes(look.free_bytes)} free in {look.folder}"
     )
-    click.echo(f"{bits_words(bits)} it takes about {made} more on the disk, and then of the memory")
+    words = bits_words(bits)
+    if look.problem is None:
+        made = format_bytes(look.made_bytes)
+        click.echo(f"{words} it takes about {made} more on the disk, and then of the memory")
+    else:
+        click.echo(f"how much it takes {words} is not known yet: {look.problem}")
     _refuse_lacking(look)
     budget = budget_of(read_config(None).config)
     if look.made_bytes > budget:

@@ -224,13 +224,12 @@ def run_gguf2mlx(source: Path, target: Path, form: Form, report: Report) -> None
             succeeded = False
         else:
             succeeded = _convert(source, target, form)
-    if succeeded:
-        report("convert", 1.0, f"converted {source.name}")
     if not succeeded:
         reason = echo.failures[-1] if echo.failures else "gguf2mlx gave no reason"
         raise OperationError(
             ErrorCode.CONVERSION_FAILED, f"{source.name} can't be converted to {form}: {reason}"
         )
+    report("convert", 1.0, f"converted {source.name}")
 
 
 def _convert(source: Path, target: Path, form: Form) -> bool:

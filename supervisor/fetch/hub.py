@@ -33,7 +33,13 @@ from lmx.protocol.models.adapter import read_adapter_config
 from lmx.supervisor.fetch.errors import explained
 from lmx.supervisor.fetch.file import LONGEST_WAIT_S, HubFile, fetch_file, part_of, patiently
 from lmx.supervisor.fetch.progress import Counted, Report, gb
-from lmx.supervisor.memory.files import has_tokenizer, missing_part, part_names, promised
+from lmx.supervisor.memory.files import (
+    given_again,
+    has_tokenizer,
+    missing_part,
+    part_names,
+    promised,
+)
 
 # What an MLX model consists of. Never *.py (code), *.bin and *.pt (pickles) or *.gguf. The model
 # card may be all that distinguishes an embedding model from a chat model.
@@ -105,8 +111,8 @@ def fetch_hub(
         raise explained(error, repo_id, revision) from error
 
 
-Heads = Callable[[str, str, list[HubFile]], None]
-"""Fetches the heads of files: of a repository, its commit and the files."""
+Heads = Callable[[str, list[HubFile]], None]
+"""Fetches the heads of a commit's files."""
 
 
 def look_up(
@@ -119,8 +125,8 @@ def look_up(
 ) -> dict[str, int | str | None]:
     """Return how large a repository or the one file is, how much of it is not here yet, and how
     much room is where it would go. With `adapter` the repository holds an adapter, and no model.
-    Downloads nothing but what `heads` does; where that fails, `problem` says why. Raises
-    `OperationError`."""
+    Downloads nothing but what `heads` does; where that fails, `problem` says why, and
+    `problem_code` of what kind it is. Raises `OperationError`."""
     problem = None
     try:
         commit, listed = patiently(lambda: _listed(repo_id, revision), longest_wait_s=0.0)
@@ -130,15 +136,16 @@ def look_up(
         raise explained(error, repo_id, revision) from error
     try:
         if heads is not None:
-            heads(repo_id, commit, files)
+            heads(commit, files)
     # The sizes are worth knowing without them.
     except Exception as error:
-        problem = explained(error, repo_id, revision).message
+        problem = explained(error, repo_id, revision)
     blobs, _ = _places(repo_id)
     missing = [file for file in files if not (blobs / file.digest).exists()]
     folder, free_bytes = free_space(_cache())
     return {
-        "problem": problem,
+        "problem": None if problem is None else problem.message,
+        "problem_code": None if problem is None else problem.code.value,
         "spare_bytes": SPARE_BYTES,
         "total_bytes": sum(file.size_bytes for file in files),
         "missing_bytes": sum(
@@ -176,6 +183,7 @@ def _wanted(
         if adapter:
             _refuse_no_adapter(names, repo_id)
         else:
+            names -= given_again(names)
             _refuse_no_model(names, repo_id)
         return _checked([file for file in listed if file.name in names], repo_id)
     # The other parts of a model that is split into several come with it.

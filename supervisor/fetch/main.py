@@ -24,6 +24,7 @@ a file stays in its cache, where the next fetch continues from it.
 """
 
 import argparse
+import errno
 import json
 import os
 import signal
@@ -195,11 +196,11 @@ class Quantizing:
     def _look_first(self, name: str, repo_id: str, revision: str | None) -> None:
         with tempfile.TemporaryDirectory(prefix="lmx-heads-") as heads:
 
-            def fetch(repo_id: str, commit: str, files: list[HubFile]) -> None:
+            def fetch_heads(commit: str, files: list[HubFile]) -> None:
                 fetch_model_heads(repo_id, commit, files, Path(heads))
 
             try:
-                look = look_up(repo_id, revision, None, heads=fetch)
+                look = look_up(repo_id, revision, None, heads=fetch_heads)
             except OperationError as error:
                 if error.code is ErrorCode.DOWNLOAD_FAILED:
                     return  # It may be here already, and the download itself says what is wrong.
@@ -207,7 +208,10 @@ class Quantizing:
             if look["problem"] is None:
                 _, tensors = fit_to_quantize(Path(heads), name)
                 made_bytes = quantized_bytes(tensors, self.bits, self.platform)
-                check_disk(name, self.models_dir, made_bytes)
+                place, _ = free_space(self.models_dir)
+                same_disk = place.stat().st_dev == Path(str(look["folder"])).stat().st_dev
+                download_bytes = int(look["missing_bytes"] or 0) if same_disk else 0
+                check_disk(name, self.models_dir, made_bytes, download_bytes)
 
     def _of_gguf(self, file: Path, name: str) -> Path:
         _keep_mlx_out()
@@ -250,7 +254,7 @@ class Looking:
                 is_gguf = filename is not None and filename.lower().endswith(".gguf")
                 made: list[int] = []
 
-                def fetch(repo_id: str, commit: str, files: list[HubFile]) -> None:
+                def fetch_heads(commit: str, files: list[HubFile]) -> None:
                     assert self.heads is not None
                     if filename is not None and not is_gguf:
                         raise OperationError(
@@ -274,7 +278,7 @@ class Looking:
                     revision,
                     filename,
                     adapter=adapter,
-                    heads=None if self.heads is None else fetch,
+                    heads=None if self.heads is None else fetch_heads,
                 )
                 return {**found, "made_bytes": sum(made)}
             case GgufSource(path=path) if self.heads is not None:
@@ -434,6 +438,11 @@ def main(argv: list[str] | None = None) -> int:
         outlet.line({"error": failure})
         return 1
     except BrokenPipeError:
+        return 1
+    except OSError as error:
+        full = error.errno == errno.ENOSPC
+        code = ErrorCode.INSUFFICIENT_DISK if full else ErrorCode.CONVERSION_FAILED
+        outlet.line({"error": {"code": code.value, "message": f"{arguments.source}: {error}"}})
         return 1
     return 0
 

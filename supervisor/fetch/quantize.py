@@ -103,14 +103,16 @@ def _identity(folder: Path) -> list[list[Any]]:
     return [[file.resolve().name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
 
 
-def check_disk(source: str, models_dir: Path, made_bytes: int) -> None:
-    """Raise `OperationError` (insufficient_disk) if there is no room for the quantized model."""
+def check_disk(source: str, models_dir: Path, made_bytes: int, download_bytes: int = 0) -> None:
+    """Raise `OperationError` (insufficient_disk) if there is no room for the quantized model and
+    for what is downloaded to the same disk before."""
     models_dir.mkdir(parents=True, exist_ok=True)
     free_bytes = shutil.disk_usage(models_dir).free
-    if free_bytes < made_bytes + _SPARE_BYTES:
+    if free_bytes < made_bytes + download_bytes + _SPARE_BYTES:
+        before = f" after a download of {gb(download_bytes)}" if download_bytes else ""
         raise OperationError(
             ErrorCode.INSUFFICIENT_DISK,
-            f"quantized, {source} takes about {gb(made_bytes)}, and {models_dir} has "
+            f"quantized, {source} takes about {gb(made_bytes)}{before}, and {models_dir} has "
             f"{gb(free_bytes)} free: free some space there",
         )
 

@@ -3,7 +3,7 @@ weights.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,9 @@ STAMP_NAME: Final = ".lmx-import.json"
 """The file in a folder that lmx made, from a GGUF file for example. It says what the folder was
 made from, and which files belong to it."""
 
+_WEIGHTS: Final = "*.safetensors"
 _INDEX: Final = "*.safetensors.index.json"
+_AGAIN: Final = ("consolidated", "original/")
 _SHARD: Final = re.compile(r"(.*-)(\d{5})(-of-)(\d{5})(\.safetensors)")
 _DAMAGED: Final = " (it is damaged)"
 _PART: Final = re.compile(r"(.*-)(\d{5})(-of-)(\d{5})(\.gguf)", re.IGNORECASE)
@@ -45,8 +47,10 @@ def missing_part(folder: Path) -> str | None:
     dangling = _dangling(folder)
     if dangling is not None:
         return dangling
-    weights = sorted(path.name for path in folder.glob("*.safetensors"))
-    named = _indexed(folder)
+    found = {path.name for path in folder.iterdir()}
+    names = found - given_again(found)
+    weights = sorted(name for name in names if fnmatch(name, _WEIGHTS))
+    named = _indexed(folder, names)
     if weights and not any((folder / name).exists() for name in named):
         named = [name for name in named if name.endswith(_DAMAGED)]  # It is of other files.
     for name in (*named, *promised(weights)):
@@ -54,7 +58,16 @@ def missing_part(folder: Path) -> str | None:
             return name
     if not weights:
         return "*.safetensors"
-    return None if has_tokenizer(path.name for path in folder.iterdir()) else "tokenizer.json"
+    return None if has_tokenizer(found) else "tokenizer.json"
+
+
+def given_again(names: Collection[str]) -> set[str]:
+    """Return the files of a repository, by their paths, that hold its model once more in a form
+    that is never loaded: those that Mistral calls consolidated, and the folder ``original``.
+    Pure."""
+    again = {name for name in names if name.startswith(_AGAIN)}
+    others = (name for name in names if name not in again and "/" not in name)
+    return again if any(fnmatch(name, _WEIGHTS) for name in others) else set()
 
 
 def has_tokenizer(names: Iterable[str]) -> bool:
@@ -123,11 +136,11 @@ def _dangling(folder: Path) -> str | None:
     return None
 
 
-def _indexed(folder: Path) -> list[str]:
-    """Return the files that indices name. A damaged index names itself, so that it is fetched
-    again."""
+def _indexed(folder: Path, files: Iterable[str]) -> list[str]:
+    """Return the files that the indices among ``files`` name. A damaged index names itself, so that
+    it is fetched again."""
     names: set[str] = set()
-    for index in folder.glob(_INDEX):
+    for index in (folder / name for name in files if fnmatch(name, _INDEX)):
         try:
             content = read_regular(index, _INDEX_LIMIT_BYTES)
             found = parse_json(content)["weight_map"].values()

@@ -36,6 +36,8 @@ class Look:
     """How large the weights are that a .gguf file is converted to."""
     problem: str | None = None
     """Why the heads of its files don't say what it takes of the memory."""
+    problem_code: str | None = None
+    """Of what kind that is, as an error's code."""
 
     @property
     def lacking_bytes(self) -> int:

@@ -1,16 +1,18 @@
 """Quantizing of tiny models, and the measure of it."""
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
-from lmx.protocol.errors import OperationError
+from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.models.safetensors import read_tensors
 from lmx.protocol.states import ModelKind, QuantizedBits
 from lmx.worker.mlx.model.library import open_checkpoint
 from lmx.worker.mlx.quantizing.convert import quantize_folder
+from lmx.worker.mlx.quantizing.main import failure
 from lmx.worker.mlx.quantizing.perplexity import perplexity
 from tests.support.models.text_models import make_text_model
 from tests.support.models.tiny_models import VOCABULARY, make_tiny_model
@@ -53,6 +55,18 @@ def test_a_model_of_text(
     assert 0.5 * VOCABULARY < before < 2 * VOCABULARY
     assert abs(after / before - 1) < 0.2
     assert tokens == 512, "no more than its context"
+
+
+def test_a_full_disk_is_said_as_such(tmp_path: Path) -> None:
+    full = tmp_path / "model.safetensors"
+    full.symlink_to("/dev/full")
+    if not full.exists():
+        pytest.skip("only Linux has /dev/full")
+    with pytest.raises(RuntimeError) as caught:
+        mx.save_safetensors(str(full), {"w": mx.zeros((1 << 16,))})
+    assert failure(caught.value).code is ErrorCode.INSUFFICIENT_DISK
+    assert failure(OSError(errno.ENOSPC, "full")).code is ErrorCode.INSUFFICIENT_DISK
+    assert failure(OSError(errno.EACCES, "no")).code is ErrorCode.CONVERSION_FAILED
 
 
 def test_the_measure_is_that_of_all_layers_at_once(tmp_path: Path) -> None:

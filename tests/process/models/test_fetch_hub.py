@@ -33,6 +33,8 @@ FILES = {
     "model-Q4_K_M.gguf": b"GGUF" * 20_000,
 }
 WANTED = {"config.json", WEIGHTS, "tokenizer.json"}
+AGAIN = {"consolidated.safetensors", "original/model.safetensors", "original/config.json"}
+LAYERS = {"1_Pooling/config.json", "2_Dense/model.safetensors"}
 TOTAL_BYTES = sum(len(FILES[name]) for name in WANTED)
 PART_BYTES = 160_000
 
@@ -49,6 +51,7 @@ def running() -> Iterator[FakeHub]:
         hub.add("org/half", {n: c for n, c in FILES.items() if n != WEIGHTS} | half)
         stale = json.dumps({"weight_map": {"a": "model-00001-of-00005.safetensors"}}).encode()
         hub.add("org/stale", FILES | {"model.safetensors.index.json": stale})
+        hub.add("org/twice", FILES | {name: name.encode() for name in (*AGAIN, *LAYERS)})
         yield hub
 
 
@@ -176,6 +179,13 @@ def test_what_the_hub_refuses(fetch: Fetch, hub: FakeHub) -> None:
 
 def test_an_index_of_other_files_costs_no_model(fetch: Fetch) -> None:
     assert (fetch.path("org/stale") / WEIGHTS).is_file()
+
+
+def test_weights_that_are_never_loaded_are_not_downloaded(fetch: Fetch, hub: FakeHub) -> None:
+    folder = fetch.path("org/twice")
+    assert set(hub.served) == WANTED | LAYERS
+    fetch.extra = {"HF_HUB_OFFLINE": "1"}
+    assert fetch.path("org/twice") == folder
 
 
 def test_what_is_out_of_order_for_a_moment(fetch: Fetch, hub: FakeHub) -> None:

@@ -9,6 +9,7 @@ to stderr. The program ends when its stdin does. What it has made by then stays 
 """
 
 import argparse
+import errno
 import json
 import math
 import os
@@ -49,8 +50,8 @@ def main() -> int:
     # A border to libraries that raise whatever their parts raise; stderr has all of it.
     except Exception as error:
         sys.excepthook(type(error), error, error.__traceback__)
-        words = f"{type(error).__name__}: {error}"
-        line({"error": {"code": ErrorCode.CONVERSION_FAILED.value, "message": words[:500]}})
+        failed = failure(error)
+        line({"error": {"code": failed.code.value, "message": failed.message[:500]}})
         return 1
     return 0
 
@@ -86,6 +87,17 @@ def _quantize(source: Path, target: Path, bits: QuantizedBits, line: Any) -> dic
         "perplexity_after": round(after, 3),
         "tokens": tokens,
     }
+
+
+def failure(error: Exception) -> OperationError:
+    """Return what an error of a library means."""
+    words = f"{type(error).__name__}: {error}"
+    # MLX has no errno for what it can't write.
+    full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    if full or str(error).startswith("[write] Unable to write"):
+        full_words = f"the disk got full: free some space there ({words})"
+        return OperationError(ErrorCode.INSUFFICIENT_DISK, full_words)
+    return OperationError(ErrorCode.CONVERSION_FAILED, words)
 
 
 def end_with_stdin() -> None:

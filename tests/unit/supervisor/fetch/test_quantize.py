@@ -1,6 +1,7 @@
 """What is quantized after a download, how large it gets, and that it is made whole or not at all.
 The worker's program is replaced."""
 
+import errno
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from lmx.protocol.states import ModelKind, QuantizedBits
 from lmx.supervisor.config.sources import names_quantisation, quantized_name
 from lmx.supervisor.decisions.memory_reading import MemoryReading
 from lmx.supervisor.fetch import made_folder, quantize
+from lmx.supervisor.fetch import main as fetch_main
 from lmx.supervisor.fetch.conversion_form import Platform
 from lmx.supervisor.fetch.made_folder import locked
 from lmx.supervisor.fetch.main import main
@@ -37,7 +39,7 @@ from lmx.supervisor.state.home import Home
 from tests.support.models.model_folders import write_model
 from tests.support.rigs.rig import wait_until
 
-MIB = 1024**2
+MIB, GIB = 1024**2, 1024**3
 RESULT = {
     "bits": "4", "bits_a_weight": 4.5, "perplexity_before": 10.0, "perplexity_after": 10.5,
     "tokens": 1700,
@@ -217,6 +219,50 @@ def test_too_little_room_is_said_before_the_work(
         run(folder, tmp_path / "models")
     assert caught.value.code is ErrorCode.INSUFFICIENT_DISK
     assert left(tmp_path / "models") == []
+
+
+@pytest.mark.parametrize(("missing_bytes", "fits"), [(GIB, True), (3 * GIB, False)])
+def test_the_original_and_the_result_must_fit_on_one_disk(
+    missing_bytes: int, fits: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them alone would fit."""
+    models, downloaded = tmp_path / "models", list[str]()
+    look = {"problem": None, "missing_bytes": missing_bytes, "folder": str(tmp_path)}
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(0, 0, 4 * GIB))
+    monkeypatch.setattr(fetch_main, "look_up", lambda *_args, **_options: look)
+    monkeypatch.setattr(fetch_main, "fit_to_quantize", lambda *_args: (None, []))
+    monkeypatch.setattr(fetch_main, "quantized_bytes", lambda *_args: 2 * GIB)
+
+    def fetch_hub(repo_id: str, *_args: Any, **_options: Any) -> Path:
+        downloaded.append(repo_id)
+        return folder
+
+    monkeypatch.setattr(fetch_main, "fetch_hub", fetch_hub)
+    status = main(["--source", "org/m", "--models-dir", str(models), "--bits", "4"])
+    assert (status == 0, downloaded) == ((True, ["org/m"]) if fits else (False, []))
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(errno.ENOSPC, "insufficient_disk"), (errno.EROFS, "conversion_failed")],
+)
+def test_what_the_system_refuses_is_reported(
+    number: int,
+    code: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(*_args: Any) -> Any:
+        raise OSError(number, os.strerror(number), "models")
+
+    monkeypatch.setattr(quantize, "fit_to_quantize", refuse)
+    assert main(["--source", str(folder), "--models-dir", str(tmp_path), "--bits", "4"]) == 1
+    (line,) = [json.loads(each) for each in capfd.readouterr().out.splitlines()]
+    assert line["error"]["code"] == code
+    assert os.strerror(number) in line["error"]["message"]
 
 
 def test_the_program_quantizes_a_folder(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lmx.supervisor.memory.files import (
     STAMP_NAME,
     file_sizes,
+    given_again,
     has_tokenizer,
     missing_part,
     promised,
@@ -97,6 +98,24 @@ def test_a_conversion_is_what_its_stamp_says(tmp_path: Path) -> None:
     for nonsense in ("[]", "{", '{"files": []}', '{"files": {"config.json": [3]}}'):
         (tmp_path / STAMP_NAME).write_text(nonsense)
         assert whole_conversion(tmp_path) is None
+
+
+def test_what_a_repository_gives_once_more_is_not_needed(tmp_path: Path) -> None:
+    mistral = {
+        *("consolidated.safetensors.index.json", "consolidated-00001-of-00002.safetensors"),
+        *("consolidated-00002-of-00002.safetensors", "consolidated.safetensors"),
+    }
+    assert given_again({"config.json", *shards(2), *mistral}) == mistral
+    assert given_again({"config.json", *mistral}) == set(), "it is all that there is"
+    gpt_oss = {"original/model.safetensors", "original/config.json"}
+    assert given_again({"config.json", *shards(2), *gpt_oss}) == gpt_oss
+    embedding = {"model.safetensors", "1_Pooling/config.json", "2_Dense/model.safetensors"}
+    assert given_again(embedding) == set()
+    names = ["config.json", "tokenizer.json", "consolidated-00001-of-00002.safetensors"]
+    folder = make(tmp_path, [*names, *shards(2)], shards(2))
+    index = {"weight_map": {"w": "consolidated-00002-of-00002.safetensors"}}
+    (folder / "consolidated.safetensors.index.json").write_text(json.dumps(index))
+    assert missing_part(folder) is None
 
 
 def test_an_index_of_other_files_promises_nothing(tmp_path: Path) -> None:

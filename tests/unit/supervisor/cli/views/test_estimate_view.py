@@ -11,19 +11,22 @@ import pytest
 from rich.console import Console
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
+from lmx.protocol.messages.inventory import StartDownload
 from lmx.protocol.models.decode_limits import AT_REST_BYTES, DecodeLimits
 from lmx.protocol.models.kind import read_kind
-from lmx.protocol.states import ModelKind
+from lmx.protocol.states import ModelKind, QuantizedBits
 from lmx.supervisor.cli import download
 from lmx.supervisor.cli.download import search_models
 from lmx.supervisor.cli.views import prospect
 from lmx.supervisor.cli.views.estimate import print_estimate
 from lmx.supervisor.cli.views.prospect import hints
 from lmx.supervisor.config.schema import Config
+from lmx.supervisor.inventory.download_records import requested_download
 from lmx.supervisor.memory.fetched import fetched_folder
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.memory.plan import estimate_memory, plan_of
 from lmx.supervisor.processes import preview
+from lmx.supervisor.processes.preview import Look
 from lmx.supervisor.state.home import Home
 from tests.support.fakes.fake_hub import Fault, fake_hub
 from tests.support.models.model_folders import plan_folder, read_folder, write_model, write_shard
@@ -236,6 +239,27 @@ def test_before_a_download_it_says_what_it_says_after_it(
     after = printed(capsys, config, home, str(folder))
     assert {name: before[name] for name in WANTED} == {name: after[name] for name in WANTED}
     assert (before["path"], after["look"]) == (None, None)
+
+
+def test_a_hub_that_fails_for_a_moment_does_not_refuse_what_is_quantized(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMX_HOME", str(tmp_path))
+    wanted = requested_download(StartDownload("org/m", None, None, QuantizedBits.FOUR))
+
+    def report(problem: str, code: ErrorCode) -> str:
+        look = Look(2 * MIB, MIB, 9 * MIB, "/cache", problem=problem, problem_code=code.value)
+        monkeypatch.setattr(preview, "look_now", lambda *_args: look)
+        download._report_prospect(Home(tmp_path), wanted)
+        return capsys.readouterr().out
+
+    out = report("the hub is out of reach", ErrorCode.DOWNLOAD_FAILED)
+    assert out.splitlines() == [
+        "org/m: 2 MiB; 1 MiB to download, 9 MiB free in /cache",
+        "how much it takes quantized to 4 bits is not known yet: the hub is out of reach",
+    ]
+    with pytest.raises(LmxError, match="is quantized already"):
+        report("org/m is quantized already", ErrorCode.MODEL_SOURCE_INVALID)
 
 
 def test_a_gguf_file_is_known_by_its_head(
