@@ -1,10 +1,19 @@
 """The page of `make bench-peers`: ratios of the same turn, and words where there is no number."""
 
+import asyncio
+import json
+import math
 import xml.etree.ElementTree as ET
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
+
+from lmx.protocol.errors import ErrorCode, OperationError
+from tests.bench import bench_peers
 from tests.bench.bench_peers import figures, page, plot, ratios
-from tests.bench.peers.rows import ROWS
+from tests.bench.peers.rows import ROWS, Server
 from tests.bench.peers.servers import PEERS
 
 RESULTS: dict[str, Any] = {
@@ -83,3 +92,35 @@ def test_percentiles_of_a_mixed_day_count_each_value_once() -> None:
     from tests.bench.bench_mixed import _cells
 
     assert _cells([0.2, 0.1])[0] == "150.0"
+
+
+def test_a_server_that_refuses_to_warm_up_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def starts(*_: Any) -> None:
+        pass
+
+    async def refuses(*_: Any) -> None:
+        raise OperationError(ErrorCode.PROTOCOL_ERROR, "it can't be measured")
+
+    monkeypatch.setattr(bench_peers, "wait_for_first_answer", starts)
+    monkeypatch.setattr(bench_peers, "warm_up", refuses)
+    kept = tmp_path / "results.json"
+    results: dict[str, Any] = {"long": 5, "loads": [], "0 other idle": "not installed: no network"}
+    running = SimpleNamespace(url="http://127.0.0.1:9")
+    rows = bench_peers._rows(
+        PEERS[0], running, {"m": tmp_path}, ["idle"], 0, results, kept, math.inf
+    )
+    asyncio.run(rows)
+    found = json.loads(kept.read_text())
+    assert found["0 lmx idle"] == "it can't be measured"
+    assert found["commits"]["0 lmx idle"]
+    assert "0 other idle" not in found, "the next run may install it"
+
+
+def test_what_a_server_can_not_count_is_known_for_all_rows() -> None:
+    running = cast("Any", SimpleNamespace(url="http://127.0.0.1:9"))
+    server = Server(PEERS[0], running, cast("Any", None), {"m": Path("m")}, 5, "seed", 1.0)
+    assert server.target().has_usage
+    server.has_usage = False
+    assert not server.target().has_usage
