@@ -102,6 +102,8 @@ class RecordFile(ABC, Generic[_Batch]):
         self._path = path
         self._kind = kind
         self._gather_s = gather_s
+        self._file: tuple[int, int] | None = None
+        """The device and the inode of the file that is open. The thread alone uses it."""
         self._changed = threading.Condition()
         # The condition above guards these, and what a subclass collects: the loop and the thread
         # share them.
@@ -199,13 +201,19 @@ class RecordFile(ABC, Generic[_Batch]):
     def _open(self) -> sqlite3.Connection:
         return open_file(self._path, self._kind)
 
+    def _opened(self) -> sqlite3.Connection:
+        connection = self._open()
+        with contextlib.suppress(OSError):
+            self._file = _file_at(self._path)
+        return connection
+
     def _work(self) -> None:
         connection: sqlite3.Connection | None = None
         while True:
             count, batch, reads, closing = self._next()
             try:
                 if connection is None:
-                    connection = self._open()
+                    connection = self._opened()
                 if count:
                     self._write(connection, batch)
                     count = 0  # what is written is not written again, whatever fails from here on
@@ -254,7 +262,7 @@ class RecordFile(ABC, Generic[_Batch]):
             return connection  # Nobody waits any more.
         try:
             if connection is None:
-                connection = self._open()
+                connection = self._opened()
             self._before_read(connection)
             result = read(connection)
         except (sqlite3.Error, OSError) as error:
@@ -280,10 +288,19 @@ class RecordFile(ABC, Generic[_Batch]):
         if not (isinstance(error, sqlite3.Error) and is_unfit(error)):
             return None
         try:
-            move_aside(self._path, self._kind.name, str(error))
+            # Another router may have moved it aside, and have made a new one.
+            if _file_at(self._path) == self._file:
+                move_aside(self._path, self._kind.name, str(error))
+        except FileNotFoundError:
+            pass
         except OSError as fault:
             _log.error(f"{self._kind.name}.quarantine_failed", error=str(fault))
         return None
+
+
+def _file_at(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 def _fail(future: Future[Any], error: Exception) -> None:

@@ -50,16 +50,19 @@ class Cors:
         self._patterns = tuple(parse_origin_pattern(text) for text in origins)
         self._methods = ", ".join(sorted({*methods, "HEAD"}))
 
-    def check(self, request: web.Request, host: Authority | None) -> None:
-        """Note in the request that an allowed page of another origin sent it.
+    def check(
+        self, request: web.Request, host: Authority | None, *, asks_worker: bool = False
+    ) -> None:
+        """Note in the request that an allowed page of another origin sent it. ``asks_worker`` says
+        whether it is answered by a model, which may be loaded for it.
 
         Raises :class:`RequestError` (ORIGIN_NOT_ALLOWED) if a page that is not allowed would change
         something, or asks whether it may.
         """
         given = request.headers.getall("Origin", ())
-        if not given:
+        if not given and not (asks_worker and is_of_browser(request)):
             return
-        text = given[0] if len(given) == 1 else ", ".join(given)
+        text = ", ".join(given)
         origin = parse_origin(text)
         if origin is not None and host is not None and origin.is_at(host):
             return
@@ -67,7 +70,12 @@ class Cors:
         known = len(given) == 1 and text.isascii()
         if known and any(pattern.allows(origin) for pattern in self._patterns):
             request[ORIGIN] = text
-        elif request.method not in _READING or is_preflight(request) or is_upgrade(request):
+        elif (
+            asks_worker
+            or request.method not in _READING
+            or is_preflight(request)
+            or is_upgrade(request)
+        ):
             raise RequestError(
                 ErrorCode.ORIGIN_NOT_ALLOWED,
                 f"Web pages and apps of the origin {text[:_SHOWN]!r} may not use lmx: add it to "

@@ -198,6 +198,16 @@ def detach(request: web.Request, job: Job, task: asyncio.Task[Any]) -> None:
     services = request.app[SERVICES]
     job.live.detached = True
     counted_tokens = job.outcome().prompt_tokens or 0
+    # The other tokens are counted when the job has ended, which may be before the request has.
+    follow_outcome(
+        request,
+        lambda: replace(
+            job.outcome(),
+            prompt_tokens=counted_tokens,
+            cached_tokens=None,
+            completion_tokens=None,
+        ),
+    )
     task.add_done_callback(_end_detached)
     key = job.live.context.grant
     task.add_done_callback(lambda _: services.metrics.job_ended(job.outcome(), counted_tokens, key))

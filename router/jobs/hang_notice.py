@@ -100,6 +100,8 @@ def _notify(request: web.Request) -> bool:
     connection = transport.get_extra_info("socket")
     if connection is None:
         return False  # A message of a WebSocket, which is cut off.
+    if transport.get_extra_info("ssl_object") is not None:
+        return False  # What is written here would not be encrypted.
     begun = request.writer.output_size > 0
     if begun and not request.get(EVENT_STREAM):
         return False

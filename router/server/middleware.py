@@ -200,7 +200,8 @@ class RequestServer:
         endpoint = endpoint_of(request)
         # This comes first: a stranger's page learns nothing, and a preflight has no key.
         try:
-            self.cors.check(request, self.hosts.check(request))
+            asks_worker = endpoint is not None and endpoint.asks_worker
+            self.cors.check(request, self.hosts.check(request), asks_worker=asks_worker)
         except RequestError as stranger:
             return _refuse(request, stranger)
         if ORIGIN in request and is_preflight(request):
@@ -265,6 +266,9 @@ class RequestServer:
             raise
         except Exception:
             _log.exception("http.failed", method=request.method, path=request.path)
+            if request.writer.output_size:
+                # A part of an answer was sent: another answer in its middle would be nonsense.
+                raise ConnectionError("the answer is cut off") from None
             return _error_answer(request, internal_error(request[CONTEXT].request_id))
 
     async def _within_limits(self, request: web.Request, handler: Handler) -> web.StreamResponse:

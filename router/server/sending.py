@@ -5,6 +5,7 @@ the request has ended, and cut off a large answer that its client still reads.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -43,7 +44,10 @@ async def send_response(
     transport.set_write_buffer_limits(high=0)
     assert writer is not None
     await _while_it_is_read(
-        asyncio.ensure_future(_finish(response, writer)), transport, stall_timeout_s
+        asyncio.ensure_future(_finish(response, writer)),
+        lambda: writer.output_size - transport.get_write_buffer_size(),
+        transport,
+        stall_timeout_s,
     )
     transport.set_write_buffer_limits()
 
@@ -54,14 +58,19 @@ async def _finish(response: web.Response, writer: AbstractStreamWriter) -> None:
 
 
 async def _while_it_is_read(
-    writing: asyncio.Task[None], transport: asyncio.Transport, stall_timeout_s: float
+    writing: asyncio.Task[None],
+    taken_bytes: Callable[[], int],
+    transport: asyncio.Transport,
+    stall_timeout_s: float,
 ) -> None:
+    """``taken_bytes()`` returns how much of the answer the kernel has taken. What is left in the
+    buffer does not say it: it is filled with the next piece whenever it is empty."""
     try:
         await asyncio.sleep(0)  # It has begun after this.
-        left_bytes = transport.get_write_buffer_size()
+        now_bytes = taken_bytes()
         while not (await asyncio.wait({writing}, timeout=stall_timeout_s))[0]:
-            before_bytes, left_bytes = left_bytes, transport.get_write_buffer_size()
-            if left_bytes >= before_bytes:
+            before_bytes, now_bytes = now_bytes, taken_bytes()
+            if now_bytes <= before_bytes:
                 _log.warning("answer.stalled", stall_timeout_s=stall_timeout_s)
                 # This is no close, which would wait for the very buffer that nobody reads.
                 transport.abort()

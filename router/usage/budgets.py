@@ -39,7 +39,9 @@ class DayBudgets:
         before = self._running[key.owner]
         self._running[key.owner] += 1
         try:
-            self._check(key, await self.used_today(key), before)
+            used = await self.used_today(key)
+            # Those that have ended meanwhile are among the used ones.
+            self._check(key, used, min(before, self._running[key.owner] - 1))
         except BaseException:
             self.end(key)
             raise

@@ -77,7 +77,10 @@ async def responses_socket(request: web.Request) -> web.StreamResponse:
     )
     sockets[requester] += 1
     try:
-        await connection.prepare(request)
+        try:
+            await connection.prepare(request)
+        except web.HTTPBadRequest as error:
+            raise RequestError(ErrorCode.MALFORMED_REQUEST, error.text or "no WebSocket") from error
         await _Socket(request, connection).run()
     finally:
         sockets[requester] -= 1

@@ -341,6 +341,16 @@ async def test_a_tokenizer_is_described() -> None:
             assert await response.json() == {"tokenizer_class": "T"}
         async with rig.http.get(f"{rig.url}/tokenizer_info", params={"model": "no"}) as response:
             assert response.status == 404
+        # An image of a stranger's page would load models.
+        for headers, status in (
+            ({"Sec-Fetch-Site": "cross-site"}, 403),
+            ({"Origin": "https://app.example"}, 403),
+            ({"Sec-Fetch-Site": "same-origin"}, 200),
+        ):
+            async with rig.http.get(
+                f"{rig.url}/tokenizer_info", params={"model": MODEL}, headers=headers
+            ) as response:
+                assert response.status == status
 
 
 def tokenizes(task: Any) -> Iterable[Any]:

@@ -206,6 +206,29 @@ async def test_a_file_that_breaks_while_it_is_used_is_moved_aside(tmp_path: Path
         assert store.failures == 1
 
 
+async def test_two_that_meet_one_broken_file_share_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.sqlite"
+    with opened(path) as one, opened(path) as other:
+        for number in range(200):
+            one.put(row(f"job-{number}", result=b"x" * 5000))
+        assert len(await ids(one, limit=100)) == 100
+        assert len(await ids(other, limit=1)) == 1
+        with contextlib.closing(sqlite3.connect(path)) as third:
+            third.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        size_bytes = path.stat().st_size
+        with path.open("r+b") as file:
+            file.seek(4096)
+            file.write(os.urandom(size_bytes - 4096))
+        with pytest.raises(LmxError):
+            await ids(one, limit=100)
+        one.put(row("new"))
+        assert await ids(one) == ["new"]
+        with pytest.raises(LmxError):
+            await ids(other, limit=100)
+        assert await ids(other) == ["new"]
+    assert not path.with_name("jobs.sqlite.damaged-2").exists()
+
+
 async def test_a_locked_file_delays_records_and_loses_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,19 +101,19 @@ async def test_a_client_that_leaves_while_it_reads_is_no_error() -> None:
 
 
 class Transport:
-    """The buffer of a client that reads one byte a look, until ``stuck_at`` are left."""
+    """The connection of a client that reads one byte a look, until ``stuck_at`` are left."""
 
     def __init__(self, bytes_left: int, stuck_at: int) -> None:
-        self.bytes_left = bytes_left
+        self.bytes = self.bytes_left = bytes_left
         self.stuck_at = stuck_at
         self.aborted = False
         self.empty = asyncio.Event()
 
-    def get_write_buffer_size(self) -> int:
+    def taken_bytes(self) -> int:
         self.bytes_left = max(self.bytes_left - 1, self.stuck_at)
         if not self.bytes_left:
             self.empty.set()
-        return self.bytes_left
+        return self.bytes - self.bytes_left
 
     def abort(self) -> None:
         self.aborted = True
@@ -127,7 +127,7 @@ async def test_slow_is_not_stalled(stuck_at: int) -> None:
         await client.empty.wait()
 
     writing = asyncio.ensure_future(write())
-    reading = _while_it_is_read(writing, cast(asyncio.Transport, client), 0.01)
+    reading = _while_it_is_read(writing, client.taken_bytes, cast(asyncio.Transport, client), 0.01)
     if stuck_at:
         with pytest.raises(LmxError) as stalled:
             await reading

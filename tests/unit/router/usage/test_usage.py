@@ -487,6 +487,25 @@ async def test_two_requests_at_once_are_not_both_the_last_one_of_a_day(tmp_path:
         store.close(90.0)
 
 
+async def test_one_that_ends_while_the_usage_is_read_counts_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = UsageStore(Path("unused"), lambda: ())
+    key = replace(ApiKey.of_secret("key-of-the-laptop-1", "ci"), budget=DayBudget(requests=2))
+    budgets = DayBudgets(store)
+    ended = Usage()
+
+    async def read(_key: ApiKey, _days: int) -> dict[str, Usage]:
+        if budgets._running[key.owner] == 2:
+            budgets.end(key)
+            return {date.today().isoformat(): Usage(requests=1)}
+        return {date.today().isoformat(): ended}
+
+    monkeypatch.setattr(store, "of_key", read)
+    await budgets.begin(key)
+    await budgets.begin(key)
+
+
 async def test_a_budget_that_is_used_up_stays_so_while_the_usage_can_not_be_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -466,6 +466,12 @@ async def test_a_stream_in_the_background_can_be_left_and_followed_again() -> No
             range(len(first) + len(rest))
         )
         assert text_of(rest[-1]["response"]) == "Hello you"
+        usage = rest[-1]["response"]["usage"]
+        await until(lambda: not rig.router.live.all)
+        totals = rig.router.metrics.read().totals
+        assert (totals.prompt_tokens, totals.completion_tokens) == (
+            usage["input_tokens"], usage["output_tokens"]
+        )  # fmt: skip
         whole = await read_events(rig, f"{response_id}?stream=true")
         assert whole == first + rest
         assert (await ask(rig, "GET", response_id))[1] == whole[-1]["response"]
