@@ -40,7 +40,7 @@ class _Timed(str):
     """A text that the library breaks off after a second for each of the words that it is split
     into, and two more. So a number of many digits, or an address, must not be a single one."""
 
-    def split(self, *_: Any) -> list[str]:  # type: ignore[override]
+    def split(self, *_: Any) -> list[str]:
         most_s = sum(map(_most_s, super().split()))
         return [""] * int(most_s)
 
