@@ -54,11 +54,7 @@ def _converted(file: Path, home: Home) -> Path | None:
 
 
 def _snapshot(repo_id: str, revision: str, environment: Mapping[str, str]) -> Path | None:
-    root = environment.get("HF_HUB_CACHE")
-    if not root:
-        caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
-        root = str(Path(environment.get("HF_HOME") or f"{caches}/huggingface") / "hub")
-    repository = Path(root).expanduser() / f"models--{repo_id.replace('/', '--')}"
+    repository = hub_cache(environment) / f"models--{repo_id.replace('/', '--')}"
     try:
         named = read_regular(repository / "refs" / revision, _REF_LIMIT_BYTES)
         commit = named.decode("ascii").strip()
@@ -66,3 +62,12 @@ def _snapshot(repo_id: str, revision: str, environment: Mapping[str, str]) -> Pa
         commit = revision
     folder = repository / "snapshots" / commit
     return folder if folder.is_dir() else None
+
+
+def hub_cache(environment: Mapping[str, str]) -> Path:
+    """Return the folder in which the hub client keeps repositories."""
+    root = environment.get("HF_HUB_CACHE")
+    if not root:
+        caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
+        root = str(Path(environment.get("HF_HOME") or f"{caches}/huggingface") / "hub")
+    return Path(root).expanduser()

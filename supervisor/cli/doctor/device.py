@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from lmx.supervisor.cli.doctor.lines import Line, Verdict
+from lmx.supervisor.cli.doctor.lines import INSTALL_AGAIN, Line, Verdict
 from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.decisions.memory_reading import MemoryReading
 from lmx.supervisor.memory.system import read_footprint, read_memory
@@ -206,7 +206,7 @@ def held_memory(held_mib: int, *, gpu: bool) -> list[Line]:
     for number, wired, refresh_ms in ways:
         found = _held(held_mib, number, _PAUSES_S if gpu else (), refresh_ms, wired=wired)
         if found is None:
-            return [Line("bench", "mlx computes", "it does not", Verdict.BAD, "make install")]
+            return [Line("bench", "mlx computes", "it does not", Verdict.BAD, INSTALL_AGAIN)]
         lines += found
     return lines
 
@@ -297,7 +297,7 @@ def decoding(size: int, layers: int, seconds: float) -> list[Line]:
             child.send(s=seconds)
         rates += [child.receive() for child in (one, other)]
     if None in trials or None in rates:
-        return [Line("bench", "mlx computes", "it does not", Verdict.BAD, "make install")]
+        return [Line("bench", "mlx computes", "it does not", Verdict.BAD, INSTALL_AGAIN)]
     trial = trials[0] or {}
     alone, first, second = (rate["rate"] for rate in rates if rate is not None)
     fits = trial["off"] <= _OFF

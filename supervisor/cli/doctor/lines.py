@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final, Literal
 
+INSTALL_AGAIN: Final = "install lmx again, in the way that it was installed"
+
 
 class Verdict(StrEnum):
     """What follows from a measurement."""

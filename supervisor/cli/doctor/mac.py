@@ -4,6 +4,7 @@ import json
 import os
 import plistlib
 import re
+import shlex
 import sys
 import tempfile
 import time
@@ -52,7 +53,8 @@ def check_mac(
     lines.append(check_backlog(system.sysctl("kern.ipc.somaxconn")))
     battery = "'Battery Power'" in (system.run("/usr/bin/pmset", "-g", "batt") or "")
     lines.append(check_sleep(system.run("/usr/bin/pmset", "-g"), config, battery=battery))
-    lines.append(check_backups(system.run("/usr/bin/tmutil", "isexcluded", *_kept_out(home))))
+    places = _kept_out(home)
+    lines.append(check_backups(system.run("/usr/bin/tmutil", "isexcluded", *places), places))
     lines.append(check_firewall(_firewall(system), config))
     lines += check_links(system, config)
     lines += check_reports(system)
@@ -162,8 +164,9 @@ def check_sleep(output: str | None, config: Config, *, battery: bool = False) ->
     )
 
 
-def check_backups(output: str | None) -> Line:
-    """Judge whether Time Machine leaves out what can be fetched or computed again."""
+def check_backups(output: str | None, places: Sequence[str]) -> Line:
+    """Judge whether Time Machine leaves out the folders ``places``, which can be fetched or
+    computed again."""
     copied = (output or "").count("[Included]")
     measured = f"{copied} of lmx's folders are" if copied else "they are not"
     return Line(
@@ -171,7 +174,7 @@ def check_backups(output: str | None) -> Line:
         "models and caches are in no backup",
         "unknown" if output is None else measured,
         Verdict.NOTE if copied else Verdict.OK,
-        "tmutil addexclusion ~/.lmx/models ~/.lmx/cache ~/.lmx/tmp" if copied else "",
+        f"tmutil addexclusion {shlex.join(places)}" if copied else "",
     )
 
 
@@ -187,8 +190,8 @@ def check_firewall(state: int | None, config: Config) -> Line:
     return Line(
         "firewall", "lets others in, if they are to be", measured,
         Verdict.WARNING if on and others else Verdict.OK,
-        "sudo /usr/libexec/ApplicationFirewall/socketfilterfw --unblockapp $(realpath "
-        ".venv/bin/python)" if on and others else "",
+        "sudo /usr/libexec/ApplicationFirewall/socketfilterfw --unblockapp "
+        + shlex.quote(os.path.realpath(sys.executable)) if on and others else "",
     )  # fmt: skip
 
 

@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from lmx.protocol.host.limits import open_files_limit, raise_file_limit
-from lmx.supervisor.cli.doctor.lines import Line, Verdict
+from lmx.supervisor.cli.doctor.lines import INSTALL_AGAIN, Line, Verdict
 from lmx.supervisor.cli.doctor.system import System
 from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.decisions.memory_reading import KernelPressure, MemoryReading
+from lmx.supervisor.memory.fetched import hub_cache
 from lmx.supervisor.state.home import Home
 
 FIRST_PYTHON: Final = (3, 11)
@@ -45,7 +45,7 @@ def check_python(version: tuple[int, int, int]) -> Line:
         "3.11 to 3.14",
         ".".join(map(str, version)),
         Verdict.OK if fits else Verdict.BAD,
-        "" if fits else "make clean install PYTHON=python3.12",
+        "" if fits else "install lmx with another Python",
     )
 
 
@@ -57,11 +57,9 @@ def check_packages(system: System) -> Line:
         if found != version:
             wrong.append(f"{name} {found or 'is missing'} instead of {version}")
     if not system.requirements():
-        return Line(
-            "packages", "as pinned", "lmx is not installed", Verdict.WARNING, "make install"
-        )
+        return Line("packages", "as pinned", "lmx is not installed", Verdict.WARNING, INSTALL_AGAIN)
     if wrong:
-        return Line("packages", "as pinned", ", ".join(wrong), Verdict.BAD, "make install")
+        return Line("packages", "as pinned", ", ".join(wrong), Verdict.BAD, INSTALL_AGAIN)
     engine = f"mlx {system.version('mlx')}, mlx-vlm {system.version('mlx-vlm')}"
     return Line("packages", "as pinned", engine, Verdict.OK)
 
@@ -138,8 +136,7 @@ def check_energy(found: bool, measured: str, platform: str) -> Line:
 
 def check_disks(system: System, home: Home) -> list[Line]:
     """Judge the room for models and logs."""
-    hub = system.environment.get("HF_HUB_CACHE") or system.environment.get("HF_HOME")
-    places = {"home": home.path, "hub cache": Path(hub or "~/.cache/huggingface").expanduser()}
+    places = {"home": home.path, "hub cache": hub_cache(system.environment)}
     lines = []
     for name, place in places.items():
         free_bytes = system.free_bytes(place)

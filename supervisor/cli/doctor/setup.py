@@ -13,7 +13,7 @@ from lmx.protocol.wire.endpoints import SOCKET_PATH_LIMIT_BYTES
 from lmx.supervisor.cli.doctor.lines import Line, Verdict
 from lmx.supervisor.cli.doctor.ranks import check_ranks
 from lmx.supervisor.cli.doctor.system import System
-from lmx.supervisor.cli.service.units import LABEL
+from lmx.supervisor.cli.service.units import LABEL, LABEL_OF_HOMEBREW
 from lmx.supervisor.config.extras import install_line
 from lmx.supervisor.config.load import exposed_keys
 from lmx.supervisor.config.schema import Config
@@ -34,12 +34,13 @@ def check_setup(
     """Return the findings. ``config`` is None if it is not valid. ``running`` says whether a
     supervisor runs."""
     lines = [check_socket_path(home), check_config(config_path, config)]
-    lines.append(check_processes(running, [] if running else _left(home)))
+    left = [] if running else _left(home)
+    lines.append(check_processes(running, left))
     if config is not None:
         lines += check_keys(config, KeyFile(home.keys).peek().keys)
         lines += check_secrecy(config_path)
         taken = not running and system.port_taken(config.server.host, config.server.port)
-        lines.append(check_port(config, running=running, taken=taken))
+        lines.append(check_port(config, running=running, taken=taken, left=bool(left)))
         problems = unreadable_models(config.models, home)
         lines += check_models([f"{name} {said}" for name, said in problems], config, system)
     status = _status(home) if running else None
@@ -99,13 +100,17 @@ def check_secrecy(path: Path | None) -> list[Line]:
     return [Line("keys", "only their user can read them", measured, Verdict.WARNING, fix)]
 
 
-def check_port(config: Config, *, running: bool, taken: bool) -> Line:
-    """Judge whether lmx can listen."""
+def check_port(config: Config, *, running: bool, taken: bool, left: bool = False) -> Line:
+    """Judge whether lmx can listen. ``left`` says whether processes of lmx are left: among them may
+    be the router, which the next supervisor takes over."""
     where = f"{config.server.host}:{config.server.port}"
     if running:
         return Line("port", "free, or lmx's", f"lmx runs ({where})", Verdict.OK)
     if not taken:
         return Line("port", "free, or lmx's", f"{where} is free", Verdict.OK)
+    if left:
+        measured = f"{where} is taken, as by the router of an lmx that was killed"
+        return Line("port", "free, or lmx's", measured, Verdict.OK)
     return Line(
         "port",
         "free, or lmx's",
@@ -212,9 +217,10 @@ def check_service(system: System) -> Line:
     if system.platform == "darwin":
         user = (system.run("/usr/bin/id", "-u") or "").strip()
         kinds = [
-            kind
+            f"{kind}{by}"
             for kind, domain in (("an agent", f"gui/{user}"), ("a daemon", "system"))
-            if system.run("/bin/launchctl", "print", f"{domain}/{LABEL}") is not None
+            for label, by in ((LABEL, ""), (LABEL_OF_HOMEBREW, " (Homebrew's)"))
+            if system.run("/bin/launchctl", "print", f"{domain}/{label}") is not None
         ]
         there = bool(kinds)
         measured = f"launchd runs it as {' and '.join(kinds)}" if there else "launchd has none"

@@ -157,6 +157,9 @@ class Launchd(Manager):
         return ["tail", "-n", str(lines), *(["-F"] if follow else []), str(self.log)]
 
     def start(self) -> None:
+        if call(["launchctl", "print", self._target]).code == 0:
+            # `lmx stop` ends the process, and launchd keeps the job.
+            self.end()
         deadline_s = time.monotonic() + _ANSWER_S
         (command,) = self.commands("install")
         while (done := call(command)).code == _BUSY and time.monotonic() < deadline_s:

@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.errors import ErrorCode, OperationError, ProtocolError
 from lmx.protocol.host.log_files import append_to
 from lmx.protocol.host.quarantine_file import clear_for_file
 from lmx.protocol.messages.status import SystemStatus
@@ -106,7 +106,10 @@ def _status_if_running(home: Home) -> SystemStatus | None:
     try:
         with ControlClient(home) as client:
             return client.status()
+    except ProtocolError:
+        return None
     except OperationError as error:
-        if error.code is ErrorCode.NOT_RUNNING:
+        # One that comes up may be too busy to answer.
+        if error.code in (ErrorCode.NOT_RUNNING, ErrorCode.SUPERVISOR_UNAVAILABLE):
             return None
         raise

@@ -110,7 +110,8 @@ def systemctl(folder: Path, words: list[str]) -> int:
 def launchctl(folder: Path, words: list[str]) -> int:
     pid_file, loaded = folder / "pid", folder / "loaded"
     if words[0] == "print" and words[1].endswith("com.lmx.supervisor"):
-        print(f"state = running\n\tpid = {running(pid_file)}")
+        pid = running(pid_file)
+        print(f"state = running\n\tpid = {pid}" if pid else "state = not running")
         return 0 if loaded.exists() else 113
     if words[0] == "bootstrap":
         if loaded.exists():

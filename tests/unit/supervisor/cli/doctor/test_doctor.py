@@ -4,6 +4,7 @@ import json
 import os
 import re
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -92,7 +93,7 @@ def test_what_is_wrong_is_said_with_what_mends_it(home: Home) -> None:
         "wired": mac.check_wired(reading, running=False),
         "backlog": mac.check_backlog(128),
         "sleep": mac.check_sleep(PMSET, config, battery=True),
-        "backups": mac.check_backups("[Included]  /a\n[Excluded]  /b\n"),
+        "backups": mac.check_backups("[Included]  /a\n[Excluded]  /b\n", ["/a", "/b c"]),
         "firewall": mac.check_firewall(1, config),
         "keys": setup.check_keys(config, ())[0],
         "port": setup.check_port(config, running=False, taken=True),
@@ -107,6 +108,8 @@ def test_what_is_wrong_is_said_with_what_mends_it(home: Home) -> None:
         "port": BAD, "processes": WARNING, "privacy": WARNING,
     }  # fmt: skip
     assert all(line.fix for line in lines.values())
+    assert lines["backups"].fix == "tmutil addexclusion /a '/b c'"
+    assert os.path.realpath(sys.executable) in lines["firewall"].fix
     assert not healthy(list(lines.values()))
     assert mac.check_release("14.8", "arm64").verdict is NOTE
     assert "on battery" in lines["sleep"].measured
@@ -135,6 +138,8 @@ def test_reports_that_only_administrators_may_see_are_not_called_none(
         ((), NOTE, "launchd has none"),
         (("gui/501/com.lmx.supervisor",), OK, "an agent"),
         (("system/com.lmx.supervisor",), OK, "a daemon"),
+        (("gui/501/homebrew.mxcl.lmx",), OK, "an agent (Homebrew's)"),
+        (("system/homebrew.mxcl.lmx",), OK, "a daemon (Homebrew's)"),
     ],
 )
 def test_a_service_of_launchd_is_an_agent_or_a_daemon(
@@ -221,6 +226,33 @@ def test_keys_that_others_can_read_are_a_warning(home: Home, tmp_path: Path) -> 
         found = [line for line in lines if line.assumption == "only their user can read them"]
         assert [line.verdict for line in found] == expected
         assert all(line.fix == f"chmod 600 {path}" for line in found)
+
+
+@pytest.mark.parametrize(("left", "verdict"), [([], BAD), ([4242], OK)])
+def test_the_port_of_a_router_that_is_left_is_lmx_s(
+    home: Home, monkeypatch: pytest.MonkeyPatch, left: Sequence[int], verdict: Verdict
+) -> None:
+    monkeypatch.setattr(setup, "_left", lambda _home: left)
+    monkeypatch.setattr(Linux, "port_taken", lambda *_: True)
+    lines = setup.check_setup(Linux(home.path), home, None, Config(), running=False)
+    port = line_of(lines, "port")
+    assert port.verdict is verdict
+    assert ("another program" in port.measured) is (verdict is BAD)
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({"HF_HUB_CACHE": "/c", "XDG_CACHE_HOME": "/x"}, "/c"),
+        ({"HF_HOME": "/h"}, "/h/hub"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/huggingface/hub"),
+    ],
+)
+def test_the_disk_is_the_one_that_models_are_downloaded_to(
+    home: Home, variables: Mapping[str, str], place: str
+) -> None:
+    _, hub = machine.check_disks(Mac(home.path, environment=variables), home)
+    assert hub.measured == f"100.0 GiB free at {place}"
 
 
 def test_a_port_of_another_program_is_seen() -> None:

@@ -5,12 +5,14 @@ from typing import cast
 
 import pytest
 
+from lmx.protocol.errors import ErrorCode, OperationError, ProtocolError
 from lmx.protocol.host.log_limit import LogLimit
 from lmx.protocol.messages.status import SystemStatus
-from lmx.supervisor.cli.serving import foreground
+from lmx.supervisor.cli.serving import background, foreground
 from lmx.supervisor.cli.serving.demo import demo_models, story_lines
 from lmx.supervisor.config.schema import Config, LogConfig
 from lmx.supervisor.service.service import Service
+from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 from tests.support.fakes.fake_supervisor import model_line, status
 
@@ -36,6 +38,31 @@ def test_a_log_that_cannot_be_kept_keeps_no_other_from_it(
         logs._keep_once()
     assert {"a.log", "b.log", "c.log"} <= set(kept)
     assert kept[0] in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [
+        (OperationError(ErrorCode.NOT_RUNNING, "nobody"), True),
+        (OperationError(ErrorCode.SUPERVISOR_UNAVAILABLE, "busy"), True),
+        (ProtocolError("half of an answer"), True),
+        (OperationError(ErrorCode.CONFIG_INVALID, "no folder"), False),
+    ],
+)
+def test_one_in_the_background_that_does_not_answer_yet_is_waited_for(
+    error: Exception, waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_client: ControlClient) -> SystemStatus:
+        raise error
+
+    home = Home(tmp_path)
+    home.prepare()
+    monkeypatch.setattr(ControlClient, "status", refuse)
+    if waits:
+        assert background._status_if_running(home) is None
+    else:
+        with pytest.raises(OperationError):
+            background._status_if_running(home)
 
 
 class FakeService:
