@@ -264,7 +264,7 @@ def test_the_end_of_a_file_may_be_missing(decoder: MediaDecoder) -> None:
 
 def test_damage_is_left_out_as_long_as_most_is_whole(decoder: MediaDecoder) -> None:
     file = sound_file(sine(440, 1.5, RATE_HZ), RATE_HZ, "ipod", "aac")
-    with av.open(io.BytesIO(file)) as container:
+    with av.open(io.BytesIO(file), "r") as container:
         packets = [(one.pos, one.size) for one in container.demux(audio=0) if one.pos and one.size]
 
     def damaged(count: int) -> bytes:
