@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from lmx.protocol.errors import OperationError
 from lmx.protocol.messages import control
-from lmx.supervisor.config.schema import Config, TimingConfig
+from lmx.supervisor.config.schema import Config, ServerConfig, TimingConfig
 from lmx.supervisor.config.settings import Settings
 from lmx.supervisor.config.shutdown_timeout import ROUTER_EXIT_S
 from lmx.supervisor.control.handlers import Handlers
@@ -21,6 +21,7 @@ from lmx.supervisor.decisions import routers as deciding
 from lmx.supervisor.decisions.lifecycle import LifecycleError
 from lmx.supervisor.decisions.slots.demand import Requester
 from lmx.supervisor.router.guard import RouterGuard
+from lmx.supervisor.sockets import listening
 from lmx.supervisor.state.process_records import RouterRecord
 
 TIMING = TimingConfig(
@@ -461,20 +462,32 @@ def test_another_address_is_bound_for_the_new_router(
     assert guard.successor.port == port
 
 
-def unused_port() -> int:
-    with bind(0) as unused:
-        return int(unused.getsockname()[1])
+@pytest.fixture
+def bound(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ports that were to be bound. Each gets a free one: another program may take any."""
+    ports: list[int] = []
+
+    def free(server: ServerConfig, last_port: int) -> socket.socket:
+        ports.append(server.port or last_port)
+        return bind(0)
+
+    monkeypatch.setattr(listening, "bind", free)
+    return ports
+
+
+ELSEWHERE = 4321
 
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_change_of_the_address_that_is_taken_back_leaves_the_router_where_it_is(
-    guard: RouterGuard, settings: Settings, ended: bool
+    guard: RouterGuard, settings: Settings, bound: list[int], ended: bool
 ) -> None:
     """Before the router on the other address serves, or after it has ended at its start."""
     guard.start(0.0)
     home = guard.status().port
-    change(settings, 1.0, server={**LOCAL, "port": unused_port()})
+    change(settings, 1.0, server={**LOCAL, "port": ELSEWHERE})
     assert guard.successor is not None
+    assert (guard.successor.port == home, bound) == (False, [0, ELSEWHERE])
     if ended:
         guard.exited(guard.successor.pid, 1.5)
     change(settings, 2.0, server={**LOCAL, "port": home})
@@ -488,16 +501,15 @@ def test_a_change_of_the_address_that_is_taken_back_leaves_the_router_where_it_i
 
 
 def test_a_change_that_is_taken_back_frees_the_address_of_an_adopted_router(
-    guard: RouterGuard, settings: Settings, actions: FakeRouters
+    guard: RouterGuard, settings: Settings, actions: FakeRouters, bound: list[int]
 ) -> None:
-    with bind(0) as theirs:
-        home = theirs.getsockname()[1]
-        guard.adopt(RouterRecord(7, "r7", "127.0.0.1", home), 0.0)
-        change(settings, 1.0, server={**LOCAL, "port": unused_port()})
-        change(settings, 2.0, server={**LOCAL, "port": home})
-        assert actions.signals == [(101, USR1), (7, USR1)]
+    home = 1234
+    guard.adopt(RouterRecord(7, "r7", "127.0.0.1", home), 0.0)
+    change(settings, 1.0, server={**LOCAL, "port": ELSEWHERE})
+    change(settings, 2.0, server={**LOCAL, "port": home})
+    assert actions.signals == [(101, USR1), (7, USR1)]
     guard.tick(2.1, 0.0)
-    assert (serving_pid(guard), guard.status().port) == (102, home)
+    assert (serving_pid(guard), bound) == (102, [ELSEWHERE, home])
 
 
 def test_the_host_alone_can_not_be_changed_to_all_addresses(
