@@ -113,13 +113,13 @@ soak: install ## the day of `make chaos` for HOURS: does memory grow, do answers
 	@LMX_TEST_MINUTES=$$(awk 'BEGIN {print 60 * $(HOURS)}') LMX_TEST_PLOT=docs/reliability.svg LMX_TEST_BUSY=$(BUSY) $(BIN)/pytest -q -s -m soak tests/process/faults/test_long_day.py
 
 ROUNDS ?= 40
-kill-rounds: install ## ROUNDS blows to lmx's processes with requests of all families under way (half an hour)
+kill-rounds: install ## kill or stop lmx's processes ROUNDS times, with requests of all families under way (half an hour)
 	@LMX_TEST_ROUNDS=$(ROUNDS) LMX_TEST_BUSY=$(BUSY) $(BIN)/pytest -q -s -m soak tests/process/faults/test_kill_rounds.py
 
-kill-ranks: install ## ROUNDS blows to the processes of a divided model, of one machine and of two, and to what is between them (half an hour)
+kill-ranks: install ## kill or stop the processes of a divided model, of one machine and of two, and cut what is between them, ROUNDS times (half an hour)
 	@LMX_TEST_ROUNDS=$(ROUNDS) $(BIN)/pytest -q -s -m soak tests/process/faults/test_ranks.py
 
-kill-peers: install ## ROUNDS blows to each process of one of three machines that are peers, under load (half an hour)
+kill-peers: install ## kill or stop each process of one of three machines that are peers, under load (half an hour)
 	@LMX_TEST_ROUNDS=$(ROUNDS) $(BIN)/pytest -q -s -m soak tests/process/faults/test_federation.py tests/e2e/test_peers.py
 
 kill-batches: install ## ROUNDS times a process is killed while a batch is validated, answered, cancelled or written (half an hour)

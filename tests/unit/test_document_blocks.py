@@ -4,6 +4,7 @@ be run is run by ``make installs``."""
 
 import json
 import re
+import shlex
 import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from docs.make.generate import configuration_schema
+from lmx.router.http.endpoint import Access
 from lmx.router.server.routes import ROUTES
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.config.load import variable_names
@@ -130,7 +132,7 @@ def test_targets_of_make_exist(document: Path) -> None:
     # Those in the text, and in indented blocks.
     lines += re.findall(r"`(make [^`]+)`", text) + re.findall(r"^    (make .+)$", text, re.M)
     for line in lines:
-        for word in line.partition("#")[0].split()[1:]:
+        for word in shlex.split(line, comments=True)[1:]:
             name, is_variable, _ = word.partition("=")
             assert name in (variables if is_variable else targets), f"{document.name}: {line}"
 
@@ -182,6 +184,49 @@ def route_of(method: str, path: str) -> Any:
         )
     ]
     return found[0] if found else None
+
+
+def listed_routes() -> Iterator[tuple[str, str, str]]:
+    """Yield method, path and the words on its key of each route in the table of docs/api.md. A
+    method by itself is of the next path, a path without one has that of the path before, and three
+    dots stand for the last path written in full, up to its first parameter."""
+    table = (ROOT / "docs/api.md").read_text().partition("## Routes")[2].partition("\n\n##")[0]
+    for row, key in re.findall(r"^\| (.+?) \| (.+?) \|$", table, re.MULTILINE):
+        methods: list[str] = []
+        new: list[str] = []
+        base = ""
+        for method, path in re.findall(
+            r"`(GET|POST|DELETE)?(?: ?((?:/|\.\.\.)[^`?]*)\??[^`]*)?`", row
+        ):
+            new += [method] if method else []
+            if path and path != "/v3":
+                methods, new = new or methods, []
+                base = base if path.startswith("...") else path.partition("/{")[0]
+                yield from ((one, path.replace("...", base), key) for one in methods)
+
+
+WORDS_ON_KEYS: Final = {
+    Access.OPEN: "none",
+    Access.INFERENCE: "API",
+    Access.OPERATOR: "operator",
+    Access.ADMIN: "admin",
+    Access.PEER: "peer",
+    Access.METRICS: "metrics or operator",
+    Access.LOCAL: "metrics or operator; none where lmx listens on loopback alone",
+}
+
+
+def test_every_route_is_in_the_table_with_the_key_that_it_needs() -> None:
+    listed = sorted(
+        (method, re.sub(r"\{\w+\}", "{}", path), key.removesuffix("; a code"))
+        for method, path, key in listed_routes()
+    )
+    # Below /v3 are some of /v1; below /docs are the files of that page.
+    assert listed == sorted(
+        (one.method, re.sub(r"\{\w+(:.\+)?\}", "{}", one.path), WORDS_ON_KEYS[one.access])
+        for one in ROUTES
+        if not one.path.startswith(("/v3/", "/docs/"))
+    )
 
 
 @by_document

@@ -119,6 +119,6 @@ def _is_there(name: str) -> bool:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_a_shell_would_expand_is_quoted(document: Path) -> None:
     """An address with a question mark is a pattern of file names for zsh, the shell of macOS."""
-    for shell in re.findall(r"```sh\n(.*?)```", document.read_text(), flags=re.DOTALL):
+    for shell in re.findall(r"```(?:ba|z)?sh\n(.*?)```", document.read_text(), flags=re.DOTALL):
         bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", shell)
         assert re.findall(r"https?://\S*[?&*]\S*", bare) == []
