@@ -37,12 +37,13 @@ check_machine() {
   esac
 }
 
-# The first Python that fits, or nothing. macOS's own is too old, and asks for developers' tools.
+# The first Python that fits, or nothing. macOS's own is too old, and asks for developers' tools;
+# one for Intel, which Rosetta runs, has no Metal.
 find_python() {
   for name in python3.13 python3.12 python3.14 python3.11 python3; do
     path=$(command -v "$name" 2>/dev/null) || continue
     [ "$(uname -s)-$path" = Darwin-/usr/bin/python3 ] && continue
-    if "$path" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' 2>/dev/null; then
+    if "$path" -c 'import platform, sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15) or (sys.platform, platform.machine()) == ("darwin", "x86_64"))' 2>/dev/null; then
       say "$path"
       return
     fi
@@ -50,7 +51,7 @@ find_python() {
 }
 
 make_environment() {
-  if [ -x "$folder/env/bin/python" ]; then
+  if [ -z "$fresh" ]; then
     # uv makes environments without pip, and may be gone since.
     [ -n "$uv" ] || "$folder/env/bin/python" -m pip --version >/dev/null 2>&1 ||
       "$folder/env/bin/python" -m ensurepip >/dev/null ||
@@ -84,9 +85,15 @@ install() {
   python=$(find_python)
   [ -n "$uv$python" ] || fail 'there is no Python 3.11 to 3.14, and no uv: install one of them first'
   fresh=yes
-  if [ -e "$folder/env" ]; then check_environment; fresh=; fi
-  # Where it fails, nothing half done is left.
+  if [ -e "$folder/env" ]; then
+    check_environment
+    # Its Python may be gone, as after an upgrade of the system.
+    if "$folder/env/bin/python" -c '' 2>/dev/null; then fresh=; else rm -rf "$folder/env"; fi
+  fi
+  # Where it fails, nothing half done is left. Not every shell runs the first after a signal.
   trap '[ -z "$fresh" ] || { rm -rf "$folder/env"; rmdir "$folder" 2>/dev/null || :; }' EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM HUP
   say "Installing lmx from $source into $folder (about 0.8 GB) with ${uv:-$python}."
   make_environment
   if [ -n "$uv" ]; then again=--reinstall; else again=--force-reinstall; fi
@@ -96,7 +103,7 @@ install() {
   version=$("$folder/env/bin/lmx" --version)
   mkdir -p "$bin"
   ln -sf "$folder/env/bin/lmx" "$link"
-  trap - EXIT
+  trap - EXIT INT TERM HUP
   say
   say "Installed $version: $link, which leads to $folder/env."
   case ":$PATH:" in
@@ -120,15 +127,20 @@ uninstall() {
   [ -d "$folder/env" ] || fail "there is no lmx in $folder"
   check_environment
   lmx="$folder/env/bin/lmx"
+  works=yes
+  "$lmx" --version >/dev/null 2>&1 || works=
   for unit in "${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user/lmx.service" \
     "$HOME/Library/LaunchAgents/com.lmx.supervisor.plist"; do
-    if names_lmx "$unit"; then "$lmx" service uninstall; fi
+    if names_lmx "$unit"; then
+      [ -n "$works" ] || fail "$unit starts this lmx, which does not run (its Python may be gone): delete that file, then again"
+      "$lmx" service uninstall
+    fi
   done
   for unit in /etc/systemd/system/lmx.service /Library/LaunchDaemons/com.lmx.supervisor.plist; do
     if names_lmx "$unit"; then fail "there is a service of the system; first: sudo $lmx service uninstall --system"; fi
   done
   # Exit code 3: it did not run.
-  "$lmx" stop || [ $? = 3 ]
+  [ -z "$works" ] || "$lmx" stop || [ $? = 3 ]
   if own_link; then rm "$link"; fi
   rm -rf "$folder/env"
   rmdir "$folder" 2>/dev/null || :

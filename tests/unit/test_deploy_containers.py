@@ -1,9 +1,12 @@
 """The files for containers, Homebrew and the shell: what they name is there, and is well formed."""
 
 import json
+import os
 import re
 import shutil
+import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +77,17 @@ def test_the_health_check_is_a_program() -> None:
     python, option, code = json.loads(command)
     assert (python, option) == ("python", "-c")
     compile(code, "HEALTHCHECK", "exec")
+    with socket.create_server(("127.0.0.1", 0)) as lmx:
+        port = str(lmx.getsockname()[1])
+        asking = subprocess.Popen(
+            [sys.executable, "-c", code], env={**os.environ, "LMX_SERVER_PORT": port}
+        )
+        lmx.settimeout(90)
+        connection, _ = lmx.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+        asking.kill()
+        asking.wait(90)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
 """What deploy/install.sh leaves alone: environments and services that are not its own."""
 
 import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.rigs.rig import wait_until
 
 SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "install.sh"
 
@@ -43,6 +47,65 @@ def test_only_its_own_environment_and_service_are_removed(tmp_path: Path) -> Non
     assert "called: stop" in done.stdout
     assert "called: service" not in done.stdout
     assert not lmx.exists()
+
+
+def test_an_lmx_whose_python_is_gone_is_removed(tmp_path: Path) -> None:
+    lmx = tmp_path / "place/env/bin/lmx"
+    lmx.parent.mkdir(parents=True)
+    lmx.write_text("#!/no/such/python\n")
+    lmx.chmod(0o755)
+    (tmp_path / "place/env/.lmx-install").touch()
+    unit = tmp_path / ".config/systemd/user/lmx.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text(f"ExecStart={lmx} up\n")
+    done = run(tmp_path, "--uninstall")
+    assert (done.returncode, f"{unit} starts this lmx" in done.stderr) == (1, True), done
+    unit.unlink()
+    done = run(tmp_path, "--uninstall")
+    assert (done.returncode, "Removed lmx from" in done.stdout) == (0, True), done
+    assert not lmx.exists()
+
+
+def python_that(tmp_path: Path, makes: str) -> str:
+    """Return a PATH with a Python whose module venv does what a script says."""
+    python = tmp_path / "python3.13"
+    python.write_text(f'#!/bin/sh\n[ "$2" != venv ] && exit 0\n{makes}\n')
+    python.chmod(0o755)
+    return f"{tmp_path}:/usr/bin:/bin"
+
+
+def test_an_environment_whose_python_is_gone_is_made_again(tmp_path: Path) -> None:
+    python = tmp_path / "place/env/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/no/such/python")
+    (tmp_path / "place/env/.lmx-install").touch()
+    path = python_that(
+        tmp_path,
+        '[ ! -e "$3" ] || exit 1\nmkdir -p "$3/bin"\n'
+        'printf \'#!/bin/sh\necho "called: $*"; exit 1\n\' > "$3/bin/python"\n'
+        'chmod +x "$3/bin/python"',
+    )
+    done = run(tmp_path, "--from", "lmx", path=path)
+    assert "called: -m pip install" in done.stdout, done
+    assert "has no module venv" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_installation_that_is_interrupted_leaves_nothing(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    path = python_that(tmp_path, 'mkdir -p "$3"; : > ready; exec sleep 300')
+    # Where a shell has started the tests in the background, SIGINT is ignored.
+    heeds = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL)"
+    script = [sys.executable, "-c", f"{heeds}; os.execv('/bin/sh', sys.argv[1:])", "sh", SCRIPT]
+    variables = {"HOME": str(tmp_path), "LMX_INSTALL_DIR": "place", "PATH": path}
+    with subprocess.Popen(
+        [*script, "--from", "lmx"], cwd=tmp_path, env=variables, start_new_session=True
+    ) as process:
+        wait_until((tmp_path / "ready").exists, "the environment is being made")
+        os.killpg(process.pid, number)
+        assert process.wait(90) != 0
+    assert not (tmp_path / "place").exists()
 
 
 @pytest.mark.parametrize("ensures", [True, False])
