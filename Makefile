@@ -97,7 +97,7 @@ fuzz: install ## all examples of all properties; 10,000 model folders, state fil
 # BUSY other processes compute next to both of them; MINUTES and ROUNDS make them shorter.
 BUSY ?= 0
 MINUTES ?= 20
-walk: install ## every route at its limits: how long the router's event loop stands still (minutes; use an idle machine)
+walk: install ## every route at its limits: how long the router's event loop is blocked (minutes; use an idle machine)
 	@$(BIN)/pytest -q -s -m soak tests/process/router/test_walk.py
 
 chaos: install ## 2,000 requests to a scripted engine, then MINUTES of all families and an operator (half an hour)
@@ -105,7 +105,7 @@ chaos: install ## 2,000 requests to a scripted engine, then MINUTES of all famil
 
 TESTS ?= tests/process tests/e2e
 SEED ?= 1
-stalls: install ## TESTS while their processes stand still for up to two seconds at random (twice as long as without)
+stalls: install ## TESTS while their processes are stopped for up to two seconds at random (twice as long as without)
 	@$(BIN)/python -m tests.support.faults.stalls $(SEED) $(BIN)/pytest -q -n 3 --dist loadfile $(TESTS)
 
 HOURS ?= 1

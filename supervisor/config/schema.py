@@ -181,7 +181,7 @@ class MemoryConfig(Section):
     which resume later where they can; then the worker that grows is killed."""
     keep_alive: Annotated[KeepAlive, Needs.NOTHING] = -1.0
     """How long an idle model stays loaded: `300`, `90s`, `5m`, `1h30m`, `forever`, or `0` (it
-    goes after each answer). Models and requests may say another time."""
+    is unloaded after each answer). Models and requests may say another time."""
     kv_bits: Annotated[Literal[4, 8] | None, Needs.NEXT_WORKER] = Field(None, examples=[8])
     """The bits of each number in the KV caches of models that do not say it by their own key. With
     8 they take about half of the memory and hardly change answers, with 4 about a quarter, and
