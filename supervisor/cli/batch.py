@@ -65,6 +65,11 @@ def run(file: Path, output: Path | None, detach: bool) -> None:
     /v1/chat/completions) and body. Ctrl-C ends this command and not the batch: `lmx batch results`
     fetches its results later. Exit code 1: the batch did not complete, or some of its lines failed.
     """
+    if detach and output is not None:
+        raise click.UsageError(
+            "--output is written at the batch's end, which --detach does not wait for: leave one "
+            "of them out; `lmx batch results` prints the results later"
+        )
     target = output or file.with_name(f"{file.stem}.results.jsonl")
     if not target.absolute().parent.is_dir():
         raise click.UsageError(f"{target}: there is no folder {target.absolute().parent}")

@@ -1,5 +1,6 @@
 """``lmx fit``: the settings with which several models stay loaded at a time."""
 
+from itertools import chain, count
 from typing import Any
 
 import click
@@ -49,11 +50,16 @@ def print_fit(config: Config, home: Home, names: tuple[str, ...], as_json: bool)
         click.echo(json_text(_as_dict(found, changes, budget)))
         return
     _show(found, budget)
-    changed = [
-        {**_entry(config, name, models[name], ladders[name][0].share), **keys}
-        for name, keys in changes.items()
-        if keys
-    ]
+    taken = {name for model in config.models for name in model.names}
+    changed = []
+    for name, keys in changes.items():
+        if not keys:
+            continue
+        entry = _entry(config, name, models[name], ladders[name][0].share)
+        if models[name] not in config.models:
+            entry["id"] = _free(entry["id"], taken)
+            taken.add(entry["id"])
+        changed.append({**entry, **keys})
     if not changed:
         click.echo("They fit as they are.")
         return
@@ -72,6 +78,12 @@ def _entry(config: Config, name: str, model: ModelConfig, own: Share) -> dict[st
     # lmx.yaml goes before what was added, also with its context.
     context = {} if model.context_length is None else {"context_length": own.context_tokens}
     return {"id": model.id, "source": model.source, **context}
+
+
+def _free(model_id: str, taken: set[str]) -> str:
+    """Return a model's id, with a number if it is taken, as by a folder of the same name."""
+    numbered = (f"{model_id}-{number}" for number in count(2))
+    return next(each for each in chain([model_id], numbered) if each not in taken)
 
 
 def _ladder(config: Config, home: Home, model: ModelConfig, budget: int, models: int) -> Ladder:

@@ -96,6 +96,13 @@ def test_all_batches_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one["id"] for one in json.loads(done.output)] == ids
 
 
+def test_results_that_nobody_waits_for_are_written_nowhere(tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text(line("a"))
+    done = CliRunner().invoke(batch.run, [str(file), "--detach", "-o", str(tmp_path / "out")])
+    assert (done.exit_code, "leave one of them out" in " ".join(done.output.split())) == (2, True)
+
+
 async def test_a_batch_that_is_left_alone(tmp_path: Path) -> None:
     waiting: list[FakeStream] = []
 

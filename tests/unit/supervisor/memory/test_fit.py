@@ -119,6 +119,14 @@ def test_the_lines_for_models_that_the_file_does_not_have(
     assert Config.model_validate({"models": lines}).models[0].id == "org/added"
 
 
+def test_folders_of_one_name_get_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_of(tmp_path, "1100MiB")
+    folders = [str(write_model(tmp_path / name / "b", **LARGER)) for name in ("x", "y")]
+    print_fit(config, Home(tmp_path / "home"), ("a", *folders), False)
+    lines = yaml.safe_load(capsys.readouterr().out.partition("In lmx.yaml:")[2])["models"]
+    assert [one["id"] for one in lines][-2:] == ["b-2", "b-3"], "b is served"
+
+
 @pytest.mark.parametrize(
     ("name", "source", "model_id"),
     [
