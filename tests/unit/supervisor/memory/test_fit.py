@@ -120,7 +120,7 @@ def test_the_lines_for_models_that_the_file_does_not_have(
 
 
 def test_folders_of_one_name_get_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = config_of(tmp_path, "1100MiB")
+    config = config_of(tmp_path, "1500MiB")
     folders = [str(write_model(tmp_path / name / "b", **LARGER)) for name in ("x", "y")]
     print_fit(config, Home(tmp_path / "home"), ("a", *folders), False)
     lines = yaml.safe_load(capsys.readouterr().out.partition("In lmx.yaml:")[2])["models"]
