@@ -172,7 +172,9 @@ class ModelConfig(Section):
     """The tokens that its context may have. Fewer than the model's own save memory. Without it, the
     model's own up to 32,768, or as much more of it as the model's part of half of the budget has
     room for, with `concurrency` requests of full length: all models have equal parts. Where memory
-    is short, less. `lmx estimate` and `status` show it."""
+    is short, less. A model that makes embeddings or ranks computes a text whole: it takes its own
+    context, or what half of the budget has room for if all of it has none for that. `lmx estimate`
+    and `status` show it."""
     concurrency: Annotated[int, Needs.WORKER] = Field(2, ge=1, le=1024)
     """For how many requests of full length at a time memory is kept; of shorter ones there are
     more, up to `max_rows`. 2 leaves room for others next to one full-length conversation."""

@@ -14,7 +14,8 @@ from lmx.supervisor.fetch.file import HubFile, patiently
 
 _SMALL: Final = (
     *("config.json", "model.safetensors.index.json"),
-    *("config_sentence_transformers.json", "modules.json", "README.md"),
+    *("config_sentence_transformers.json", "sentence_bert_config.json", "modules.json"),
+    "README.md",
 )
 """What the kind of a model and its sizes are read from, besides the heads of its weights."""
 

@@ -31,6 +31,7 @@ from lmx.protocol.models.adapter import read_adapter_config
 from lmx.protocol.models.checkpoint import (
     CONFIG_LIMIT_BYTES,
     CheckpointConfig,
+    count,
     drafter_folder,
     read_checkpoint_config,
     weight_files,
@@ -65,6 +66,8 @@ from lmx.supervisor.memory.inspection import (
 )
 from lmx.supervisor.memory.quantized import quantized_words
 from lmx.supervisor.state.home import Home
+
+_ENCODER_FILE: Final = "sentence_bert_config.json"
 
 _MOST_MEMORY_BYTES: Final = 4 * 1024**3
 _CPU_S: Final = 30
@@ -269,7 +272,7 @@ def read_model_files(
         if problem is not None:
             raise _refused(f"{folder / 'config.json'} makes no sense: {problem}")
         revision = _revision(folder, weight_files(folder, kind))
-        return ModelFiles(memory, config.context_tokens, revision)
+        return ModelFiles(memory, _longest_text(folder, config, kind), revision)
     except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, PermissionError):
             raise _refused(
@@ -280,6 +283,18 @@ def read_model_files(
         if isinstance(error, OSError):
             why = f"{error.strerror or error}{privacy_hint(error)}"
         raise _refused(f"{folder} can't be read as a model ({why}): fetch it again") from error
+
+
+def _longest_text(folder: Path, config: CheckpointConfig, kind: ModelKind) -> int | None:
+    """Return how many tokens a model takes: an encoder no more than it was trained with, if
+    sentence-transformers' file says so. Raises ``ValueError`` for one that is not JSON."""
+    file = folder / _ENCODER_FILE
+    if kind not in (ModelKind.EMBEDDING, ModelKind.RERANK) or not file.is_file():
+        return config.context_tokens
+    found = parse_json(read_regular(file, CONFIG_LIMIT_BYTES))
+    trained = count(found, "max_seq_length") if isinstance(found, dict) else 0
+    limits = [tokens for tokens in (trained, config.context_tokens) if tokens]
+    return min(limits, default=None)
 
 
 def _model_folder(folder: Path) -> Path:

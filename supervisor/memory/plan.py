@@ -291,8 +291,10 @@ def estimate_memory(
     A context that is not configured is the model's own, up to 32,768 tokens; the longest, in steps
     of 256, with which the worker takes no more than its part of half of the budget, if that is
     longer. It is no longer than ``budget_bytes``, or the share that a person set, has room for, but
-    at least 2048 tokens. If not even those fit, the ledger says so. Raises
-    :class:`OperationError` for figures that no model has.
+    at least 2048 tokens. If not even those fit, the ledger says so. An encoder's text, which is
+    computed whole, is as long as the model takes it; if the budget has no room for that, as long as
+    half of it has room for, but at least 512 tokens. Raises :class:`OperationError` for figures
+    that no model has.
     """
     kv_bits = _kv_bits(model, kind, files, default_kv_bits)
     if files.memory.media is None and kind is not ModelKind.TRANSCRIPTION:
@@ -389,7 +391,21 @@ def _fitted(
     configured = model.context_length
     if kind is not ModelKind.CHAT:
         longest = native or _ENCODER_CONTEXT_TOKENS
-        return _encoder(model, files, min(configured or longest, longest), decoder_bytes)
+        if kind not in (ModelKind.EMBEDDING, ModelKind.RERANK):
+            return _encoder(model, files, min(configured or longest, longest), decoder_bytes)
+        found = _encoder(model, files, configured or longest, decoder_bytes)
+        lengths = range(_ENCODER_CONTEXT_TOKENS, longest, _CONTEXT_STEP_TOKENS)
+        if configured is not None or found.total_bytes <= available_bytes or not lengths:
+            return found
+        # The whole budget would be taken from all other models for a text that is rarely sent.
+        share_bytes = _set_bytes(model) or budget_bytes // _LONG_CONTEXT_SHARE
+        fitting = bisect_right(
+            lengths,
+            share_bytes,
+            key=lambda each: _encoder(model, files, each, decoder_bytes).total_bytes,
+        )
+        tokens = lengths[max(0, fitting - 1)]
+        return replace(_encoder(model, files, tokens, decoder_bytes), context_tokens=tokens)
 
     def with_context(tokens: int) -> Estimate:
         return _writer(model, files, draft, tokens, available_bytes, kv_bits, decoder_bytes)

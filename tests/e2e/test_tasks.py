@@ -178,8 +178,10 @@ async def test_a_client_that_leaves_frees_the_worker(server: Rig) -> None:
         assert not large.done()
         large.cancel()
         await asyncio.gather(large, return_exceptions=True)
+    wait_until(
+        lambda: server.log_events("worker-minilm", "task.cancelled"), "the task to be given up"
+    )
     wait_until(lambda: not server.worker("minilm")["requests_queued"], "the worker to be idle")
-    assert server.log_events("worker-minilm", "task.cancelled")
 
 
 def test_a_worker_that_dies_answers_with_an_error_and_comes_back(server: Rig) -> None:

@@ -73,6 +73,12 @@ _SCORE_COPIES: Final = 2
 """How many of a layer's intermediate results exist at once: of the hidden size, of the inner size,
 and, if attention isn't one kernel as on Metal, scores before and after their softmax."""
 
+_MASK_COPIES: Final = 2
+"""How many numbers an encoder's class has for each pair of tokens at once, for the mask of a text
+and what it is made from, also where attention is one kernel. The scores are then there once."""
+
+_ALL_TOKENS: Final = 2**31 - 1
+
 _LOGIT_COPIES: Final = 6
 """How many copies of each row's logits a step has in float32, with filters and probabilities."""
 
@@ -187,10 +193,11 @@ def activations(
     metal = platform == "darwin"
     writes = kind is ModelKind.CHAT
     numbers = _HIDDEN_COPIES * config.hidden_size + _INNER_COPIES * _inner_size(config)
-    scores = 0 if metal else _SCORE_COPIES * config.attention_heads
     if writes:
+        scores = 0 if metal else _SCORE_COPIES * config.attention_heads
         chunk_tokens = _METAL_CHUNK_TOKENS if metal else _CHUNK_TOKENS
     else:
+        scores = (0 if metal else config.attention_heads) + _MASK_COPIES
         chunk_tokens = _METAL_PIECE_TOKENS if metal else _CHUNK_TOKENS
     return Activations(
         chunk_tokens=chunk_tokens,
@@ -198,7 +205,7 @@ def activations(
         whole_texts=not writes,
         token_bytes=numbers * element_bytes,
         pair_bytes=scores * element_bytes,
-        depth_tokens=_DEPTH_TOKENS,
+        depth_tokens=_DEPTH_TOKENS if writes else _ALL_TOKENS,
         row_bytes=_LOGIT_COPIES * config.vocabulary_tokens * 4 if writes else 0,
     )
 

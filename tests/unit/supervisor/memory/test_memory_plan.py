@@ -226,6 +226,44 @@ def test_what_does_not_generate_has_no_kv_cache(tmp_path: Path, kind: ModelKind)
     assert found.static_bytes - one.static_bytes == 4000, "of the layers in their own folders"
 
 
+@pytest.mark.parametrize("kind", [ModelKind.EMBEDDING, ModelKind.RERANK])
+def test_a_text_that_the_budget_has_no_room_for_is_not_taken(
+    tmp_path: Path, kind: ModelKind
+) -> None:
+    folder = write_model(tmp_path, max_position_embeddings=32_768)
+    assert plan(folder, kind).context_tokens is None
+    longest_bytes = plan(folder, kind).reserve_bytes
+    assert longest_bytes > 4 * 32_768**2, "attention has each token with each"
+    assert plan(folder, kind, budget_bytes=longest_bytes).context_tokens is None
+    shorter = plan(folder, kind, budget_bytes=longest_bytes - 1)
+    assert shorter.context_tokens is not None
+    assert shorter.context_tokens % 256 == 0
+    more = plan(folder, kind, context_length=shorter.context_tokens + 256)
+    assert shorter.reserve_bytes <= longest_bytes // 2 < more.reserve_bytes
+    assert plan(folder, kind, budget_bytes=1).context_tokens == 512
+    set_by_hand = plan(folder, kind, memory_bytes="2GiB", budget_bytes=MIB)
+    assert 512 < (set_by_hand.context_tokens or 0) < 32_768
+    configured = plan(folder, kind, budget_bytes=1, context_length=4096)
+    assert configured.context_tokens == 4096
+    short = write_model(tmp_path / "short", max_position_embeddings=512)
+    assert plan(short, kind, budget_bytes=1).context_tokens is None
+
+
+@pytest.mark.parametrize("file", ['{"max_seq_length": 256}', '{"max_seq_length": -1}', "[]"])
+def test_an_encoder_takes_what_it_was_trained_with(tmp_path: Path, file: str) -> None:
+    folder = write_model(tmp_path, max_position_embeddings=8192)
+    whole, written = plan(folder, ModelKind.EMBEDDING), plan(folder)
+    (folder / "sentence_bert_config.json").write_text(file)
+    trained = plan(folder, ModelKind.EMBEDDING)
+    assert (trained.working_bytes < whole.working_bytes) == ("256" in file)
+    if "256" in file:
+        assert plan(folder, ModelKind.EMBEDDING, budget_bytes=1).context_tokens is None
+    assert plan(folder) == written, "of a model that writes it says nothing"
+    # Somebody may ask for more than that.
+    longer = plan(folder, ModelKind.EMBEDDING, context_length=8192)
+    assert longer.working_bytes == whole.working_bytes
+
+
 def test_nothing_is_counted_of_an_engine_without_a_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     found = plan(tmp_path, memory_bytes="10MiB")

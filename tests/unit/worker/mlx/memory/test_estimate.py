@@ -343,6 +343,15 @@ def test_activations_grow_with_what_makes_them() -> None:
     assert at_work(4096, platform="darwin") == at_work(2048, platform="darwin"), "no scores there"
 
 
+@pytest.mark.parametrize(("platform", "numbers"), [("linux", 32 + 2), ("darwin", 2)])
+def test_an_encoder_has_each_token_with_each_at_once(platform: str, numbers: int) -> None:
+    """On a Mac too: there attention is one kernel, and the mask is whole."""
+    work = activations(parse_checkpoint_config(LLAMA_8B), ModelKind.EMBEDDING, 2, platform)
+    tokens = 16_384
+    pairs_bytes = activation_bytes(work, tokens, 1, ()) - tokens * work.token_bytes
+    assert pairs_bytes == pytest.approx(numbers * 2 * tokens**2, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("hidden", "kept_mib"),
     [(4096, 512), (8192, 928), (65_536, 4096)],
