@@ -97,7 +97,13 @@ def test_an_installation_that_is_interrupted_leaves_nothing(
     path = python_that(tmp_path, 'mkdir -p "$3"; : > ready; exec sleep 300')
     # Where a shell has started the tests in the background, SIGINT is ignored.
     heeds = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL)"
-    script = [sys.executable, "-c", f"{heeds}; os.execv('/bin/sh', sys.argv[1:])", "sh", SCRIPT]
+    script = [
+        sys.executable,
+        "-c",
+        f"{heeds}; os.execv('/bin/sh', sys.argv[1:])",
+        "sh",
+        str(SCRIPT),
+    ]
     variables = {"HOME": str(tmp_path), "LMX_INSTALL_DIR": "place", "PATH": path}
     with subprocess.Popen(
         [*script, "--from", "lmx"], cwd=tmp_path, env=variables, start_new_session=True
