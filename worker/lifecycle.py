@@ -216,6 +216,15 @@ class WorkerLifecycle:
 
     def load_failed(self, error: Exception) -> None:
         """Report the reason to the supervisor, and wait until it ends this process."""
+        if self._ranks is None or isinstance(error, LmxError):
+            self._report_failed_load(error)
+        else:
+            # The end of another rank fails this one's load too, and the watch says which.
+            self._loop.call_later(_RANK_FOUND_S, self._report_failed_load, error)
+
+    def _report_failed_load(self, error: Exception) -> None:
+        if self._exit_status:
+            return  # The reason is known.
         code, message, permanent = load_failure(error, self._spec.kind)
         self._control.send(LoadFailed(self._spec.instance, code, message, permanent))
         out_of_memory = code is ErrorCode.INSUFFICIENT_MEMORY
@@ -253,7 +262,7 @@ class WorkerLifecycle:
     def _rank_lost(self, why: LmxError) -> None:
         """Fail every stream, and end the worker, with what is left of its ranks."""
         if self._state in (WorkerState.STARTING, WorkerState.LOADING):
-            self.load_failed(why)
+            self._report_failed_load(why)
             return
         self._end_error = why.code, why.message
         out_of_memory = why.code is ErrorCode.WORKER_OUT_OF_MEMORY
