@@ -28,16 +28,7 @@ async def start_rank(request: web.Request) -> web.Response:
     its connection to rank 0."""
     wanted = validated(RankRequest, await read_object(request, _BODY_BYTES))
     owner = machine_key(request, wanted.model)
-    meeting = wanted.meeting
-    # As a socket for both versions of IP writes an address of IPv4.
-    remote = (request.remote or "").removeprefix("::ffff:")
-    if not meeting.endpoint.startswith(f"tcp://{remote}:"):
-        raise RequestError(
-            ErrorCode.INVALID_VALUE,
-            f"rank 0 must be where the request comes from ({remote}): ranks need a direct "
-            "way, without a proxy in between",
-            param="meeting.endpoint",
-        )
+    check_endpoint(wanted.meeting.endpoint, request.remote or "")
     values = {**wanted.model_dump(), "owner": owner, "model_id": wanted.model}
     question = from_map(StartRank, values, "rank")
     supervisor = request.app[SERVICES].supervisor
@@ -50,6 +41,24 @@ async def end_ranks(request: web.Request) -> web.Response:
     question = EndRanks(machine_key(request), request.match_info["group"])
     done: Done = await command(request.app[SERVICES].supervisor, question)
     return succeeded(done.message)
+
+
+def check_endpoint(endpoint: str, remote: str) -> None:
+    """Raise :class:`RequestError` if rank 0 is elsewhere than the sender of the request."""
+    # As a socket for both versions of IP writes an address of IPv4.
+    remote = remote.removeprefix("::ffff:")
+    if endpoint.startswith(f"tcp://{remote}:"):
+        return
+    needs = (
+        "ranks need IPv4: pair the machines by an IPv4 address, and not by a name"
+        if ":" in remote
+        else "ranks need a direct way, without a proxy in between"
+    )
+    raise RequestError(
+        ErrorCode.INVALID_VALUE,
+        f"rank 0 must be where the request comes from ({remote}): {needs}",
+        param="meeting.endpoint",
+    )
 
 
 def machine_key(request: web.Request, model_id: str | None = None) -> str:

@@ -270,7 +270,7 @@ class LentRanks:
                 one.key.set_result(one.said[:_KEY_CHARACTERS].decode("ascii", "replace"))
         if not part:
             asyncio.get_running_loop().remove_reader(one.lease.fileno())
-            self._extend(one, _LEAVE_S)  # It ends by itself.
+            self._extend(one, max(_LEAVE_S, one.asked.silence_s))  # It ends by itself.
         elif not one.leaving and not self._knows(one.asked.owner):
             self._leave(one, f"the key {one.asked.owner} was revoked")
         elif not one.leaving:

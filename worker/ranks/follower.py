@@ -112,6 +112,10 @@ class Following:
             return  # It is gone.
         finally:
             self._received.put(None)
+            if self._lease is not None:
+                # It sends no more beats, and gets the time to leave.
+                with contextlib.suppress(OSError):
+                    self._lease.shutdown(socket.SHUT_WR)
 
     def _beat(self) -> None:
         if self._lease is not None:
@@ -283,10 +287,6 @@ def _run(following: Following, spec: FollowerSpec, leave: Callable[[], None]) ->
         os._exit(status)
 
 
-def sent_already() -> None:
-    """What was written to a socket pair arrives."""
-
-
 def prepare() -> None:
     """Set up the process of a follower."""
     map_large_blocks()
@@ -302,10 +302,10 @@ def follow(
     spec: FollowerSpec,
     first: Iterator[Any],
     incoming: Incoming,
-    leave: Callable[[], None] = sent_already,
+    leave: Callable[[], None] = lambda: None,
 ) -> NoReturn:
     """Do what rank 0 says until it is gone. ``first`` is what came with the spec, ``leave`` waits
-    until all was sent."""
+    until all was sent, as what was written to a socket pair is."""
     worker = spec.worker
     configure_logs(
         "worker", worker.log.level, model=worker.model_id, instance=worker.instance, rank=spec.rank

@@ -4,10 +4,11 @@ import base64
 
 import pytest
 
-from lmx.protocol.errors import ErrorCode, UnavailableError
+from lmx.protocol.errors import ErrorCode, RequestError, UnavailableError
 from lmx.protocol.messages.control import Denied
 from lmx.protocol.messages.pairing import PairHello, PairWelcome
 from lmx.router.operators.pairing import PairingPace
+from lmx.router.operators.ranks import check_endpoint
 from tests.support.rigs.router_rig import router_rig
 
 
@@ -51,3 +52,11 @@ def test_a_pause_is_enough() -> None:
     pace.take(10.0)
     with pytest.raises(UnavailableError):
         pace.take(14.9)
+
+
+def test_rank_0_is_where_the_request_comes_from() -> None:
+    check_endpoint("tcp://192.0.2.1:5000", "192.0.2.1")
+    check_endpoint("tcp://192.0.2.1:5000", "::ffff:192.0.2.1")
+    for remote, says in (("192.0.2.10", "without a proxy"), ("2001:db8::1", "by an IPv4 address")):
+        with pytest.raises(RequestError, match=says):
+            check_endpoint("tcp://192.0.2.1:5000", remote)

@@ -3,6 +3,7 @@ of their RDMA devices."""
 
 import json
 import os
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -95,6 +96,19 @@ def test_both_ranks_are_told_where_the_others_are(tmp_path: Path, devices: Devic
     else:
         assert [len(each) for each in files[0]] == [1, 1]
     assert all(("MLX_HOSTFILE" in each) is not bool(devices) for each in ranks)
+
+
+def test_a_lent_rank_says_to_its_supervisor_that_it_leaves(tmp_path: Path) -> None:
+    """It sends no beats while it gives memory back, and is not to be taken for one that stopped."""
+    (leader, stream), (supervisor, lease) = socket.socketpair(), socket.socketpair()
+    with leader, stream, supervisor, lease:
+        worker = spec_of(tmp_path, "lent-1", RanksSpec(2, silence_s=SILENCE_S))
+        following = Following(stream, FollowerSpec(worker, 1, None), lease)
+        leader.close()
+        following.listen(iter(()), Incoming())
+        supervisor.setblocking(False)
+        assert supervisor.recv(64) in (b".", b"")
+        assert supervisor.recv(64) == b""
 
 
 class Met:
