@@ -16,7 +16,7 @@ from lmx.router.files.stored_bytes import StoredBytes
 from lmx.router.files.tables import FileRow
 from lmx.router.http.outcome import CONTEXT
 from lmx.router.media.inline import too_large
-from lmx.router.media.sniff import kind_of
+from lmx.router.media.sniff import HEAD_BYTES, kind_of
 from lmx.router.media.source import MediaSource, NamedFile, PartSource
 from lmx.router.schema.requests.conversation.documents import (
     MOST_FILE_BYTES,
@@ -29,8 +29,6 @@ from lmx.router.services import SERVICES
 
 FILE_ID: Final = re.compile(r"file-[0-9a-f]{24}")
 _FOR_REQUESTS: Final = ("user_data", "vision", "assistants")
-_HEAD_BYTES: Final = 256
-"""By so much of its beginning it is detected what a file is."""
 
 _Asked = TypeVar("_Asked", Generate, Tokenize)
 
@@ -125,7 +123,7 @@ async def _kind(held: StoredBytes, named: NamedFile) -> MediaKind | None:
     if len(named.kinds) == 1:
         (kind,) = named.kinds
         return kind
-    return kind_of(await asyncio.to_thread(held.head, _HEAD_BYTES))
+    return kind_of(await asyncio.to_thread(held.head, HEAD_BYTES))
 
 
 def _notes(named: NamedFile, filename: str) -> Sequence[tuple[str, str | None]]:

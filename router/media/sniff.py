@@ -4,6 +4,7 @@ Neither a header of HTTP nor the name in a URL is asked: both come from a strang
 claim is checked by decoding them, which happens in a process of its own.
 """
 
+import re
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, RequestError
@@ -55,6 +56,13 @@ _ATOMS: Final = frozenset({b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"}
 
 _EBML: Final = b"\x1aE\xdf\xa3"
 _EBML_HEAD_BYTES: Final = 64
+HEAD_BYTES: Final = 64 * 1024
+"""So much of a file's beginning names its tracks, unless its end does, as in many MP4 files."""
+
+_EBML_CODEC: Final = re.compile(rb"\x86[\x81-\xff]([AV])_")
+_ISO_HANDLER: Final = re.compile(rb"hdlr.{8}(soun|vide)", re.DOTALL)
+"""What is said of each track: whether it is of sound or of pictures."""
+
 _BMP_HEADS: Final = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
 """The sizes of the second header, one for each release of the format."""
 
@@ -87,9 +95,11 @@ def form_of(content: bytes) -> MediaForm | None:
 
 
 def kind_of(content: bytes) -> MediaKind | None:
-    """Return what ``content`` is by its beginning; None if it is no image, sound or video. Whatever
-    may have pictures is a video."""
+    """Return what a file is by its content, or by :data:`HEAD_BYTES` of it; None if it is no image,
+    sound or video. Whatever may have pictures is a video."""
     form = form_of(content)
+    if form is not None and _has_sound_alone(content, form):
+        return MediaKind.AUDIO
     order = (MediaKind.IMAGE, MediaKind.VIDEO, MediaKind.AUDIO)
     return next((kind for kind in order if form in _FORMS[kind]), None)
 
@@ -109,6 +119,21 @@ def detected_form(content: bytes, kind: MediaKind, param: str) -> MediaForm:
             param=param,
         )
     return form
+
+
+def _has_sound_alone(content: bytes, form: MediaForm) -> bool:
+    """Return whether a container names its tracks here, and none of them has pictures."""
+    if form in (MediaForm.WEBM, MediaForm.MKV):
+        return set(_EBML_CODEC.findall(content[:HEAD_BYTES])) == {b"A"}
+    if form not in (MediaForm.MP4, MediaForm.MOV):
+        return False
+    begin = content.find(b"moov") - 4
+    end = begin + int.from_bytes(content[begin : begin + 4], "big")
+    return (
+        begin >= 0
+        and end <= len(content)
+        and (set(_ISO_HANDLER.findall(content[begin:end])) == {b"soun"})
+    )
 
 
 def _iso_form(content: bytes) -> MediaForm:

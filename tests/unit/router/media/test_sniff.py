@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.states import MediaForm, MediaKind
-from lmx.router.media.sniff import detected_form, form_of
+from lmx.router.media.sniff import detected_form, form_of, kind_of
+from tests.support.fakes.media_files import grey_frames, sine, sound_file, video_file
 
 IMAGE, AUDIO, VIDEO = MediaKind.IMAGE, MediaKind.AUDIO, MediaKind.VIDEO
 
@@ -95,3 +96,22 @@ def test_what_is_no_media_is_refused_in_words(content: bytes, words: str, kind: 
 @given(st.binary(max_size=64) | st.binary(max_size=40).map(lambda rest: b"....ftypmif1" + rest))
 def test_any_bytes_have_a_form_or_none(content: bytes) -> None:
     assert form_of(content) is None or isinstance(form_of(content), MediaForm)
+
+
+@pytest.mark.parametrize(
+    ("container", "codec", "form"),
+    [("webm", "libopus", "webm"), ("matroska", "flac", "mkv"), ("mp4", "aac", "mp4")],
+)
+def test_a_container_of_sound_alone_is_a_sound(container: str, codec: str, form: str) -> None:
+    recorded = sound_file(sine(440, 1.0, 48_000), 48_000, container, codec)
+    assert form_of(recorded) == form
+    assert kind_of(recorded) is AUDIO
+    # Its tracks may be named where nobody has looked yet.
+    assert kind_of(recorded[:256]) is VIDEO
+
+
+@pytest.mark.parametrize("container", ["matroska", "mp4", "mov"])
+def test_a_container_with_pictures_is_a_video(container: str) -> None:
+    filmed = video_file(grey_frames(5), 5, container=container, sound=sine(440, 1.0, 48_000))
+    assert kind_of(filmed) is VIDEO
+    assert all(kind_of(filmed[:end]) is VIDEO for end in range(64, len(filmed), 64))
