@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.host.quarantine_file import quarantine_file
 from lmx.supervisor.memory.files import STAMP_NAME, file_sizes, read_stamp, whole_conversion
+from lmx.supervisor.state.home import make_models_folder
 
 _POLL_S: Final = 1.0
 RESULT: Final = "result"
@@ -42,7 +45,7 @@ def make_once(
         return target
     folder = target.parent
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_models_folder(folder)
         with locked(folder / f".{target.name}.lock", on_wait):
             if not is_complete(target, stamp):
                 _make(target, stamp, make)
@@ -76,15 +79,24 @@ def _make(
         whole = {**stamp, **({RESULT: result} if result else {}), _FILES: file_sizes(made)}
         (made / STAMP_NAME).write_text(json.dumps(whole, indent=1))
         if target.exists():
-            _keep_added(target, made)
-            target.rename(scratch / "outdated")
+            try:
+                _keep_added(target, made)
+            except OSError as error:
+                # What was made may have taken hours: it is used, and what was added is kept apart.
+                aside = quarantine_file(target)
+                sys.stderr.write(f"not all of {target} was kept, it is now {aside}: {error}\n")
+            else:
+                target.rename(scratch / "outdated")
+            # The model's latest form is found by this time, which a copy sets to the old one's.
+            os.utime(made)
         made.rename(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _keep_added(outdated: Path, made: Path) -> None:
-    """Give the folder that was made what people have added to the one that it replaces."""
+    """Give the folder that was made what people have added to the one that it replaces. Raises
+    ``OSError`` after it has kept what it can, mostly."""
     stamp = read_stamp(outdated)
     if stamp is None:
         return

@@ -440,8 +440,11 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         return 1
     except OSError as error:
-        full = error.errno == errno.ENOSPC
-        code = ErrorCode.INSUFFICIENT_DISK if full else ErrorCode.CONVERSION_FAILED
+        # A look or a search converts nothing.
+        asking = arguments.look or arguments.search is not None
+        code = ErrorCode.DOWNLOAD_FAILED if asking else ErrorCode.CONVERSION_FAILED
+        if error.errno == errno.ENOSPC:
+            code = ErrorCode.INSUFFICIENT_DISK
         outlet.line({"error": {"code": code.value, "message": f"{arguments.source}: {error}"}})
         return 1
     return 0

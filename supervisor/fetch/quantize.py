@@ -31,6 +31,7 @@ from lmx.supervisor.fetch.quantized_form import quantized_bytes, refuse_unfit
 from lmx.supervisor.memory.files import STAMP_NAME
 from lmx.supervisor.memory.quantized import quantized_words
 from lmx.supervisor.memory.system import read_memory
+from lmx.supervisor.state.home import make_models_folder
 
 PROGRAM: Final = (sys.executable, "-P", "-m", "lmx.worker.mlx.quantizing.main")
 _SPARE_BYTES: Final = 1 << 28
@@ -106,7 +107,7 @@ def _identity(folder: Path) -> list[list[Any]]:
 def check_disk(source: str, models_dir: Path, made_bytes: int, download_bytes: int = 0) -> None:
     """Raise `OperationError` (insufficient_disk) if there is no room for the quantized model and
     for what is downloaded to the same disk before."""
-    models_dir.mkdir(parents=True, exist_ok=True)
+    make_models_folder(models_dir)
     free_bytes = shutil.disk_usage(models_dir).free
     if free_bytes < made_bytes + download_bytes + _SPARE_BYTES:
         before = f" after a download of {gb(download_bytes)}" if download_bytes else ""

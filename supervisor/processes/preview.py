@@ -129,6 +129,6 @@ def _ask(home: Home, source: str, options: Sequence[str]) -> dict[str, Any]:
         raise OperationError(
             ErrorCode(answer["error"]["code"]),
             answer["error"]["message"],
-            retry_after_s=answer["error"]["retry_after_s"],
+            retry_after_s=answer["error"].get("retry_after_s"),
         )
     return answer

@@ -17,6 +17,7 @@ from lmx.supervisor.decisions.lifecycle import LifecycleError
 from lmx.supervisor.decisions.routers import Note, Router, Routers, Signal, StartRouter, TakeAddress
 from lmx.supervisor.events import Events
 from lmx.supervisor.sockets import listening
+from lmx.supervisor.sockets.reachable import ALL_ADDRESSES
 from lmx.supervisor.state.process_records import RouterRecord
 
 log = structlog.get_logger()
@@ -269,7 +270,9 @@ class RouterGuard:
         try:
             return listening.bind(server, port)
         except OSError as error:
-            own_host = host if server.port in (0, port) else None
+            # Two single addresses do not conflict: another program has the new one.
+            conflicts = not ALL_ADDRESSES.keys().isdisjoint((host, server.host))
+            own_host = host if conflicts and server.port in (0, port) else None
             raise listening.cannot_listen(server, error, own_host=own_host) from error
 
     def _take_moved(self) -> None:

@@ -201,6 +201,17 @@ def _leads_nowhere(folder: Path) -> bool:
     return folder.is_symlink() and not folder.exists()
 
 
+def make_models_folder(folder: Path) -> None:
+    """Make the folder of the models if it is not there. Raises ``OSError``, and
+    :class:`OperationError` (insufficient_disk) if it is on a disk that is not mounted."""
+    if _leads_nowhere(folder):
+        raise OperationError(
+            ErrorCode.INSUFFICIENT_DISK,
+            f"{folder} is a link to {folder.readlink()}, which is not there: mount it",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+
+
 def _check_private(folder: Path) -> None:
     info = folder.stat()
     if info.st_uid != os.geteuid():

@@ -187,12 +187,34 @@ def test_what_people_add_changes_nothing_and_stays(
     assert run(source, models, convert) == folder
     assert len(convert.forms) == 1
     (folder / "model.safetensors").write_bytes(b"short")
+    os.utime(folder, (1, 1))
     assert run(source, models, convert) == folder
     assert len(convert.forms) == 2
+    assert folder.stat().st_mtime > 1, "the latest form of a model is the one that is found"
     assert (folder / "model.safetensors").read_bytes() != b"short"
     assert (folder / "drafter" / "inner" / "config.json").read_text() == "{}"
     assert (folder / "elsewhere").is_symlink()
     assert (folder / ".DS_Store").exists()
+
+
+def test_what_can_not_be_kept_costs_no_conversion_and_is_not_deleted(
+    source: Path, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_paths: str) -> None:
+        raise OSError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    convert = FakeConverter()
+    folder = run(source, models, convert)
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "pipe")
+    (folder / "notes").write_text("mine")
+    for _ in range(2):
+        assert run(source, models, convert) == folder
+    assert len(convert.forms) == 2
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+    assert (folder / "notes").read_text() == "mine"
+    assert (models / f"{folder.name}.damaged" / "pipe").is_fifo()
 
 
 def test_two_files_of_one_name_are_kept_apart(tmp_path: Path, source: Path, models: Path) -> None:

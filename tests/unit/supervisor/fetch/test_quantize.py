@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import namedtuple
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from lmx.supervisor.memory.files import whole_conversion
 from lmx.supervisor.memory.inspect_main import inspect
 from lmx.supervisor.memory.inspection import Question
 from lmx.supervisor.memory.quantized import quantized_words
+from lmx.supervisor.processes import preview
 from lmx.supervisor.state.home import Home
 from tests.support.models.model_folders import write_model
 from tests.support.rigs.rig import wait_until
@@ -221,6 +222,21 @@ def test_too_little_room_is_said_before_the_work(
     assert left(tmp_path / "models") == []
 
 
+def test_a_models_folder_on_a_disk_that_is_not_mounted_is_no_fault_of_the_model(
+    folder: Path, tmp_path: Path
+) -> None:
+    models = tmp_path / "models"
+    models.symlink_to(tmp_path / "disk")
+    makers: list[Callable[[], object]] = [
+        lambda: run(folder, models),
+        lambda: quantize.check_disk("org/m", models, 0),
+    ]
+    for make in makers:
+        with pytest.raises(OperationError, match=r"is a link to .*/disk, .* mount it") as caught:
+            make()
+        assert caught.value.code is ErrorCode.INSUFFICIENT_DISK
+
+
 @pytest.mark.parametrize(("missing_bytes", "fits"), [(GIB, True), (3 * GIB, False)])
 def test_the_original_and_the_result_must_fit_on_one_disk(
     missing_bytes: int, fits: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -241,6 +257,23 @@ def test_the_original_and_the_result_must_fit_on_one_disk(
     monkeypatch.setattr(fetch_main, "fetch_hub", fetch_hub)
     status = main(["--source", "org/m", "--models-dir", str(models), "--bits", "4"])
     assert (status == 0, downloaded) == ((True, ["org/m"]) if fits else (False, []))
+
+
+def test_what_the_system_refuses_of_a_look_is_a_failed_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_args: Any, **_options: Any) -> Any:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(fetch_main, "look_up", refuse)
+    assert main(["--source", "org/m", "--models-dir", str(tmp_path), "--look"]) == 1
+    (line,) = capfd.readouterr().out.splitlines()
+    assert json.loads(line)["error"]["code"] == "download_failed"
+    answered = subprocess.CompletedProcess([], 1, stdout=line.encode())
+    monkeypatch.setattr(preview.subprocess, "run", lambda *_args, **_options: answered)
+    with pytest.raises(OperationError, match=os.strerror(errno.EROFS)) as caught:
+        preview.look_now(Home(tmp_path), "org/m", ())
+    assert (caught.value.code, caught.value.retry_after_s) == (ErrorCode.DOWNLOAD_FAILED, None)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """One router serves, others may retire: the guard over fake processes, without a clock."""
 
 import asyncio
+import errno
 import signal
 import socket
 from collections.abc import Iterator
@@ -520,6 +521,19 @@ def test_the_host_alone_can_not_be_changed_to_all_addresses(
     with pytest.raises(OperationError, match="lmx itself has the port, on 127"):
         change(settings, 1.0, server=server)
     assert guard.successor is None
+
+
+def test_what_has_the_port_on_another_single_address_is_another_program(
+    guard: RouterGuard, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: Any) -> socket.socket:
+        raise OSError(errno.EADDRINUSE, "in use")
+
+    guard.start(0.0)
+    monkeypatch.setattr(listening, "bind", refuse)
+    server = {**LOCAL, "host": "127.0.0.2", "port": guard.status().port}
+    with pytest.raises(OperationError, match="another program listens there"):
+        change(settings, 1.0, server=server)
 
 
 def test_a_change_that_the_router_cannot_follow_is_not_in_effect(
