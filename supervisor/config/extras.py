@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, Literal
@@ -47,12 +48,12 @@ def install_line(extra: Extra) -> str:
     """Return the command that installs an extra's packages into the environment that runs this.
     It names the packages, because lmx itself may be from a folder; an environment that uv has made
     has no pip."""
-    program = (
-        (sys.executable, "-m", "pip", "install")
-        if _is_installed("pip")
-        else ("uv", "pip", "install", "--python", sys.executable)
-    )
-    return shlex.join([*program, *PACKAGES[extra]])
+    pip = [sys.executable, "-m", "pip", "install", *PACKAGES[extra]]
+    if _is_installed("pip"):
+        return shlex.join(pip)
+    if shutil.which("uv") is not None:
+        return shlex.join(["uv", "pip", "install", "--python", sys.executable, *PACKAGES[extra]])
+    return f"{shlex.join([sys.executable, '-m', 'ensurepip'])} && {shlex.join(pip)}"
 
 
 def _is_installed(module: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from lmx.protocol.errors import ErrorCode, LmxError, OperationError
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
 from lmx.protocol.host.lasting import begin
 from lmx.supervisor.core.unavailable import denied
 from lmx.supervisor.decisions.slots.demand import Requester
@@ -21,6 +21,16 @@ supervisor continues. An :class:`LmxError` of the handler or its coroutine becom
 Waiter = Callable[[Any, Requester, float], Any]
 """``waiter(question, requester, now_s)`` has another part reply later. It may raise what a handler
 may raise."""
+
+
+def replacing() -> UnavailableError:
+    """Return the error for what the next supervisor would not know of, while this one is being
+    replaced by it."""
+    return UnavailableError(
+        ErrorCode.SHUTTING_DOWN,
+        "the supervisor is being replaced: try again when that is done",
+        retry_after_s=1.0,
+    )
 
 
 class Handlers:

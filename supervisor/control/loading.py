@@ -13,6 +13,7 @@ from lmx.protocol.states import SlotState, WorkerState
 from lmx.supervisor.config.known_models import repository_of
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.sources import HubSource, SourceError, parse_source
+from lmx.supervisor.control.handlers import replacing
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.decisions.ledger import format_bytes
@@ -38,6 +39,8 @@ class Loading:
     _added: AddedModels
     _inspect: Callable[[Question], Awaitable[Inspection]]
     _now_s: Callable[[], float]
+    _replacing: Callable[[], bool]
+    """Whether the supervisor is being replaced."""
 
     async def load(self, name: str, context_length: int | None) -> control.Done:
         """Begin to load a model. Returns when its files were read, or after some seconds. Raises
@@ -47,8 +50,10 @@ class Loading:
         if context_length is None or context_length == _next_context(slot):
             if slot.ready_worker is not None:
                 return control.Done(f"{slot.model.id} is loaded already", slot.ready_worker.pid)
+            self.refuse_while_replacing(slot)
             self._core.operator.load(slot.model.id, now_s)
         else:
+            self.refuse_while_replacing(slot)
             self._refuse_context(slot, context_length)
             model = slot.model.model_copy(update={"context_length": context_length})
             self._refuse_size(slot, model)
@@ -59,6 +64,12 @@ class Loading:
                 break
             await asyncio.sleep(_POLL_S)
         return self._begun(slot.model.id, self._now_s())
+
+    def refuse_while_replacing(self, slot: Slot) -> None:
+        """Refuse to start a model again while the supervisor is being replaced. The next one adopts
+        the model's worker as it is, and knows only of orders for models without a worker."""
+        if slot.worker is not None and self._replacing():
+            raise replacing()
 
     def _is_being_read(self, model_id: str) -> bool:
         slot = self._core.slots.get(model_id)

@@ -75,6 +75,7 @@ class ModelCommands:
         slot = self._core.slot(question.model_id)
         if slot.worker is None:
             return self._loading.load(question.model_id, None)
+        self._loading.refuse_while_replacing(slot)
         pid = slot.worker.pid
         restart = events.ReloadOrdered("an operator restarted the model")
         self._core.operator.take(slot.model.id, restart, now_s)

@@ -11,7 +11,7 @@ from lmx.protocol.errors import ErrorCode, LmxError, OperationError, Unavailable
 from lmx.protocol.messages import control
 from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
 from lmx.protocol.states import WorkerState
-from lmx.supervisor.control.handlers import Handler
+from lmx.supervisor.control.handlers import Handler, replacing
 from lmx.supervisor.control.reload import Reloader
 from lmx.supervisor.core.core import Core
 from lmx.supervisor.events import EventLog
@@ -146,11 +146,7 @@ class ServiceCommands:
     def _refuse_while_replacing(self) -> None:
         """Refuse to start a router that the next supervisor would take for an old one."""
         if self._service.replacing:
-            raise UnavailableError(
-                ErrorCode.SHUTTING_DOWN,
-                "the supervisor is being replaced: try again when that is done",
-                retry_after_s=1.0,
-            )
+            raise replacing()
 
     def _refuse_while_changing(self) -> None:
         """Refuse while models end or a router is being replaced. A new supervisor would not know

@@ -100,6 +100,17 @@ class Core:
             )
         return self.slots[model_id]
 
+    def context_set_by_operator(self, slot: Slot) -> int | None:
+        """Return the context that a model has by an operator's order, None if it has the one of the
+        configuration."""
+        found = slot.model.context_length
+        configured = (
+            model.context_length
+            for model in self._settings.current.models
+            if model.id == slot.model.id
+        )
+        return None if found in configured else found
+
     @property
     def stopping(self) -> bool:
         """Whether lmx is being stopped, so that nothing is started any more."""

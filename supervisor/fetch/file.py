@@ -196,7 +196,8 @@ def _get(url: str, part: _Part, file: HubFile) -> None:
 
 
 def _read_rest(url: str, part: _Part, file: HubFile) -> None:
-    headers = build_hf_headers()
+    # What is packed on the way has other bytes, so that it could not be resumed.
+    headers = {**build_hf_headers(), "accept-encoding": "identity"}
     if part.size_bytes:
         headers["Range"] = f"bytes={part.size_bytes}-"
     timeout_s = constants.HF_HUB_DOWNLOAD_TIMEOUT

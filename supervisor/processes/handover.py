@@ -49,8 +49,8 @@ class Handover:
     """Models that an operator drained, and ``*`` if the machine was."""
     ordered: tuple[tuple[str, int | None], ...] = ()
     """Models that are on their way by an operator's order, or by another attempt after a failure,
-    each with the context that is set for it. The first one was ordered first, and those that only
-    are tried again come last."""
+    each with the context that an operator set for it, if any. The first one was ordered first, and
+    those that only are tried again come last."""
 
     @classmethod
     def of(
@@ -95,7 +95,7 @@ def leave(core: Core, lock_fd: int, listener: socket.socket | None) -> Handover:
         None if listener is None else os.dup(listener.fileno()),
         tuple(s.model.id for s in slots if not (s.life.wanted or s.life.held)),
         tuple(s.model.id for s in slots if s.life.held) + ((MACHINE,) if core.drained else ()),
-        tuple((s.model.id, s.model.context_length) for s in ordered),
+        tuple((s.model.id, core.context_set_by_operator(s)) for s in ordered),
     )
 
 

@@ -243,10 +243,7 @@ def wire(
         lambda name: any(key.name == name for key in keys.ring.keys),
     )  # fmt: skip
 
-    async def close_others() -> None:
-        await asyncio.gather(downloads.close(resume=False), lent.close())
-
-    shutdown = Shutdown(core, guard, close_others)
+    shutdown = Shutdown(core, guard, (lambda: downloads.close(resume=False), lent.close))
     reports = Reports(core, guard, memory, counts, downloads, shutdown, remote)
 
     reloader = Reloader(invocation.read_config, added, core, settings, events)
@@ -258,7 +255,7 @@ def wire(
         workers.estimate,
         time.monotonic,
     )
-    loading = Loading(core, added, inspect, time.monotonic)
+    loading = Loading(core, added, inspect, time.monotonic, lambda: service.replacing)
     models = ModelCommands(core, loading, planning)
     handlers.add(models.handlers)
     handlers.add_waiter(Acquire, models.acquire)

@@ -3,7 +3,8 @@ until no process is left. :mod:`lmx.supervisor.config.shutdown_timeout` says how
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import structlog
 
@@ -16,11 +17,14 @@ log = structlog.get_logger()
 
 class Shutdown:
     """Shuts everything down. It must be notified of each exit. The deadlines are those of the
-    ticks, and end in SIGKILL. ``close_others`` ends every fetch and download, and the ranks of
-    other machines' models."""
+    ticks, and end in SIGKILL. ``close_others`` end every fetch and download, and the ranks of
+    other machines' models, each whatever becomes of the others."""
 
     def __init__(
-        self, core: Core, guard: RouterGuard, close_others: Callable[[], Awaitable[None]]
+        self,
+        core: Core,
+        guard: RouterGuard,
+        close_others: Sequence[Callable[[], Coroutine[Any, Any, None]]],
     ) -> None:
         self._core = core
         self._guard = guard
@@ -51,15 +55,16 @@ class Shutdown:
         self._core.stop_workers(time.monotonic(), at_once=hurried)
         if hurried:
             self._guard.stop(time.monotonic(), 0.0)
-        closing = asyncio.ensure_future(self._close_others())
+        closing = [asyncio.ensure_future(close()) for close in self._close_others]
         await self._until(lambda: not self._processes_left() or self._at_once != hurried)
         if self._processes_left():
             self._core.stop_workers(time.monotonic(), at_once=True)
             await self._until(lambda: not self._processes_left())
-        try:
-            await closing
-        except Exception:
-            log.exception("fetches.not_closed")
+        for each in closing:
+            try:
+                await each
+            except Exception:
+                log.exception("fetches.not_closed")
         log.info("supervisor.stopped")
 
     def _processes_left(self) -> bool:

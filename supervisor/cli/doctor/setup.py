@@ -23,7 +23,7 @@ from lmx.supervisor.keys.notices import key_notices
 from lmx.supervisor.processes.inspector import unreadable_models
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
-from lmx.supervisor.state.process_records import Records
+from lmx.supervisor.state.process_records import ProcessRecord, Records, RouterRecord
 
 _LONGEST_SOCKET: Final = "w-12345678"
 
@@ -35,12 +35,14 @@ def check_setup(
     supervisor runs."""
     lines = [check_socket_path(home), check_config(config_path, config)]
     left = [] if running else _left(home)
-    lines.append(check_processes(running, left))
+    lines.append(check_processes(running, [record.pid for record in left]))
     if config is not None:
         lines += check_keys(config, KeyFile(home.keys).peek().keys)
         lines += check_secrecy(config_path)
         taken = not running and system.port_taken(config.server.host, config.server.port)
-        lines.append(check_port(config, running=running, taken=taken, left=bool(left)))
+        routers = [record for record in left if isinstance(record, RouterRecord)]
+        has_port = any(router.port == config.server.port for router in routers)
+        lines.append(check_port(config, running=running, taken=taken, left=has_port))
         problems = unreadable_models(config.models, home)
         lines += check_models([f"{name} {said}" for name, said in problems], config, system)
     status = _status(home) if running else None
@@ -101,15 +103,15 @@ def check_secrecy(path: Path | None) -> list[Line]:
 
 
 def check_port(config: Config, *, running: bool, taken: bool, left: bool = False) -> Line:
-    """Judge whether lmx can listen. ``left`` says whether processes of lmx are left: among them may
-    be the router, which the next supervisor takes over."""
+    """Judge whether lmx can listen. ``left`` says whether a router of lmx is left on the port: the
+    next supervisor takes it over."""
     where = f"{config.server.host}:{config.server.port}"
     if running:
         return Line("port", "free, or lmx's", f"lmx runs ({where})", Verdict.OK)
     if not taken:
         return Line("port", "free, or lmx's", f"{where} is free", Verdict.OK)
     if left:
-        measured = f"{where} is taken, as by the router of an lmx that was killed"
+        measured = f"{where} is taken by the router of an lmx that was killed"
         return Line("port", "free, or lmx's", measured, Verdict.OK)
     return Line(
         "port",
@@ -235,5 +237,5 @@ def check_service(system: System) -> Line:
     return Line("service", assumption, measured, Verdict.NOTE, "lmx service install")
 
 
-def _left(home: Home) -> list[int]:
-    return [record.pid for record in Records(home.state).orphans()]
+def _left(home: Home) -> list[ProcessRecord]:
+    return Records(home.state).orphans()

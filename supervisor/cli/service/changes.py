@@ -336,8 +336,8 @@ def _possible(manager: Manager) -> None:
 
 
 def _start(plan: _Plan, there: str | None, content: str) -> None:
-    """Start a service that does not run. Where that fails, what was there before is
-    left."""
+    """Start a service that does not run. Where that fails, what was there before is left, and is
+    started: launchd has forgotten it by then."""
     _refuse_other(plan)
     _write(plan.manager.path, content)
     try:
@@ -350,6 +350,8 @@ def _start(plan: _Plan, there: str | None, content: str) -> None:
             plan.manager.path.unlink(missing_ok=True)
         else:
             _write(plan.manager.path, there)
+            with contextlib.suppress(OperationError):
+                plan.manager.start()
         plan.manager.forget()
         raise
 

@@ -170,9 +170,11 @@ def test_a_start_that_fails_leaves_what_was_there(
     there: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[str] = []
+    started_with: list[str] = []
     manager = Systemd(Owner("bob", 1234, tmp_path), system=False, config_home=tmp_path)
 
     def fail(self: Systemd) -> None:
+        started_with.append(self.path.read_text())
         raise OperationError(ErrorCode.INTERNAL, "it does not start")
 
     monkeypatch.setattr(Systemd, "start", fail)
@@ -185,6 +187,7 @@ def test_a_start_that_fails_leaves_what_was_there(
     disabled = ["systemctl --user disable --now lmx.service"]
     assert called == [*(disabled if there is None else []), "forget"]
     assert (manager.path.read_text() if manager.path.exists() else None) == there
+    assert started_with == ["the new unit", *([] if there is None else [there])]
 
 
 def test_an_upgrade_that_does_not_restart_is_taken_back(

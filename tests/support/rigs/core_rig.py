@@ -82,7 +82,10 @@ class CoreRig:
         self.added = AddedModels(
             file, in_file, self.core, self.settings, self.inspect, lambda: self.now_s
         )
-        loading = Loading(self.core, self.added, self.inspect, lambda: self.now_s)
+        self.replacing = False
+        loading = Loading(
+            self.core, self.added, self.inspect, lambda: self.now_s, lambda: self.replacing
+        )
         self.commands = AtOnce(self.actions.reply)
         planning = Planning(
             self.core, self.inspect, self.no_hub, self.no_estimate, lambda: self.now_s

@@ -580,6 +580,22 @@ def test_an_extra_that_is_missing_is_said(home: Home, monkeypatch: pytest.Monkey
     assert (done.exit_code, extras.install_line("otel") in done.output) == (0, True)
 
 
+@pytest.mark.parametrize(
+    ("pip", "uv", "begin"),
+    [
+        (True, None, f"{sys.executable} -m pip install "),
+        (False, "/bin/uv", f"uv pip install --python {sys.executable} "),
+        (False, None, f"{sys.executable} -m ensurepip && {sys.executable} -m pip install "),
+    ],
+)
+def test_an_extra_is_installed_by_what_is_there(
+    pip: bool, uv: str | None, begin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "_is_installed", lambda _module: pip)
+    monkeypatch.setattr("shutil.which", lambda _name: uv)
+    assert extras.install_line("mdns").startswith(begin + "'zeroconf")
+
+
 def test_config_show_shows_no_key(home: Home) -> None:
     keys = ["sk-0123456789abcdef", "sk-fedcba9876543210"]
     home.default_config.write_text(f"security: {{api_keys: [{keys[0]}], admin_key: {keys[1]}}}")

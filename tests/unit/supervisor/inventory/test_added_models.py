@@ -320,6 +320,18 @@ def load(rig: CoreRig, model: str, context: int | None = None) -> Any:
     return rig.operate(control.LoadModel(model, context))
 
 
+def test_no_loaded_model_is_started_again_while_the_supervisor_is_replaced() -> None:
+    rig = CoreRig({"a": 100, "b": 100})
+    rig.up("a")
+    rig.replacing = True
+    for question in (control.LoadModel("a", 512), control.RestartModel("a")):
+        assert rig.operate(question).code is ErrorCode.SHUTTING_DOWN
+    assert rig.state("a") == "ready"
+    assert "loaded already" in load(rig, "a").message
+    # The next supervisor knows of this one.
+    assert load(rig, "b").message == "loading b"
+
+
 def test_a_load_with_another_context_ends_the_worker_politely_and_starts_another() -> None:
     rig = CoreRig({"a": 100})
     rig.up("a")

@@ -104,7 +104,8 @@ def test_a_load_that_was_ordered_survives_a_handover() -> None:
     """Whether it waits for memory, is being fetched, or is tried again after a failure."""
     needs = {"big": 700, "waits": 400, "hub": 100, "fails": 100, "asked": 400, "none": 100}
     quiet = {name: {"preload": False} for name in needs}
-    before = CoreRig(needs, models=quiet)
+    configured = {"context_length": 8192}  # it holds as it is when the next program reads it
+    before = CoreRig(needs, models=quiet | {"hub": quiet["hub"] | configured})
     before.up("big")
     before.beat("big", rows=1)
     before.actions.remote.add("hub")

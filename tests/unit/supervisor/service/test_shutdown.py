@@ -28,10 +28,6 @@ class _Guard:
         raise ValueError("another bug")
 
 
-async def _no_fetches() -> None:
-    raise ValueError("a third")
-
-
 async def test_workers_end_though_every_step_fails() -> None:
     rig = CoreRig({"a": 100, "b": 100})
     rig.up("a")
@@ -50,7 +46,20 @@ async def test_workers_end_though_every_step_fails() -> None:
             raise ValueError("a bug in one model's affairs")
 
     rig.actions.signal = signal  # type: ignore[method-assign]
-    shutdown = Shutdown(rig.core, guard, _no_fetches)
+    first_failed, closed = asyncio.Event(), False
+
+    async def no_fetches() -> None:
+        first_failed.set()
+        raise ValueError("a third")
+
+    async def close_ranks() -> None:
+        nonlocal closed
+        await first_failed.wait()
+        for _ in range(20):  # what waits for the first one alone would be ready long before
+            await asyncio.sleep(0)
+        closed = True
+
+    shutdown = Shutdown(rig.core, guard, (no_fetches, close_ranks))
     ending = asyncio.create_task(shutdown.run(1.0))
     async with asyncio.timeout(90):
         while len(rig.actions.signals) < 2:
@@ -60,6 +69,7 @@ async def test_workers_end_though_every_step_fails() -> None:
         shutdown.exited()
         await ending
     assert {pid for pid, _ in rig.actions.signals} == {1001, 1002}
+    assert closed
 
 
 async def test_to_be_hurried_counts_while_fetches_are_closed() -> None:
@@ -78,7 +88,7 @@ async def test_to_be_hurried_counts_while_fetches_are_closed() -> None:
         shutdown.hurry()
         await asyncio.Event().wait()  # it may take longer than the workers have
 
-    shutdown = Shutdown(rig.core, guard, close_fetches)
+    shutdown = Shutdown(rig.core, guard, (close_fetches,))
     ending = asyncio.create_task(shutdown.run(1.0))
     async with asyncio.timeout(90):
         while len(seen) < 2:

@@ -23,6 +23,7 @@ from lmx.supervisor.config.load import load_config
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.decisions.memory_reading import KernelPressure, MemoryReading
 from lmx.supervisor.state.home import Home
+from lmx.supervisor.state.process_records import ProcessRecord, RouterRecord, WorkerRecord
 from tests.support.fakes.fake_machine import GIB, PMSET, Linux, Mac, line_of
 from tests.support.fakes.fake_supervisor import model_line
 
@@ -228,9 +229,17 @@ def test_keys_that_others_can_read_are_a_warning(home: Home, tmp_path: Path) -> 
         assert all(line.fix == f"chmod 600 {path}" for line in found)
 
 
-@pytest.mark.parametrize(("left", "verdict"), [([], BAD), ([4242], OK)])
+@pytest.mark.parametrize(
+    ("left", "verdict"),
+    [
+        ([], BAD),
+        ([WorkerRecord(4242, "1", "a", 1)], BAD),
+        ([RouterRecord(4242, "r1", "127.0.0.1", Config().server.port + 1)], BAD),
+        ([RouterRecord(4242, "r1", "127.0.0.1", Config().server.port)], OK),
+    ],
+)
 def test_the_port_of_a_router_that_is_left_is_lmx_s(
-    home: Home, monkeypatch: pytest.MonkeyPatch, left: Sequence[int], verdict: Verdict
+    home: Home, monkeypatch: pytest.MonkeyPatch, left: Sequence[ProcessRecord], verdict: Verdict
 ) -> None:
     monkeypatch.setattr(setup, "_left", lambda _home: left)
     monkeypatch.setattr(Linux, "port_taken", lambda *_: True)
