@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final
 
 from lmx.protocol.errors import OperationError
@@ -54,7 +54,7 @@ class Keys:
         """What routers must know."""
         keys = (*self._configured(), *self._stored.keys)
         required = self._closed() or self._stored.lost
-        if self._local is not None and (required or _has_for_models(keys)):
+        if self._local is not None and messages.Keyring(keys, required).protects_models:
             keys = (*keys, self._local[0])
         return messages.Keyring.of(keys, required=required)
 
@@ -102,7 +102,8 @@ class Keys:
     def revoke(self, wanted: messages.RevokeKey) -> Done:
         """Remove a key. It is removed also if the file can't be written."""
         stored = revoked(self._stored, self._configured(), wanted.name)
-        for_models = _has_for_models(set(self._stored.keys) - set(stored.keys))
+        gone = tuple(set(self._stored.keys) - set(stored.keys))
+        for_models = messages.Keyring(gone).protects_models
         said = f"revoked {wanted.name}"
         try:
             self._put(stored)
@@ -122,7 +123,7 @@ class Keys:
         self._stored = stored
 
     def _open_words(self) -> str:
-        if _has_for_models((*self._configured(), *self._stored.keys)):
+        if messages.Keyring((*self._configured(), *self._stored.keys)).protects_models:
             return ""
         if self.ring.required:
             return (
@@ -130,7 +131,3 @@ class Keys:
                 "lost: none is answered until there is another key"
             )
         return "; no key for requests to models is left, so that they need none now"
-
-
-def _has_for_models(keys: Iterable[messages.ApiKey]) -> bool:
-    return any(messages.KeyScope.INFERENCE in key.scopes for key in keys)

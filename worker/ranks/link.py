@@ -176,7 +176,7 @@ def join(
 ) -> tuple[socket.socket, threading.Thread]:
     """Connect a follower to rank 0, with its own public key and its secret one. Returns its stream,
     and the thread that carries the bytes. The thread closes the stream and ends when the connection
-    ends, does not come about within a minute, or rank 0's machine does not answer; and, once the
+    ends, does not come about in time, or rank 0's machine does not answer; and, once the
     stream was shut down, when all was sent."""
     context: zmq.Context[Any] = zmq.Context()
     remote = _pair(context, beat_s, silence_s)

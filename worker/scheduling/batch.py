@@ -5,6 +5,7 @@ A request's rows share one :class:`RunningRequest`. :class:`Batch` decides which
 the engine decides nothing about order.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -299,6 +300,8 @@ class Batch:
         self._limits = limits
         self._kv = KvAdmission(limits.kv_layers, limits.kv_cache_bytes)
         self._waiting: FairQueue[EngineRequest] = FairQueue()
+        self._oldest_s = math.inf
+        """No request that waits arrived before."""
         self._running: dict[int, RunningRequest] = {}
         self._background: dict[int, RunningRequest] = {}
         """Those of the background among them: most steps are without, and look at none."""
@@ -349,12 +352,12 @@ class Batch:
     def add(self, request: EngineRequest) -> None:
         """Queue a request."""
         self._waiting.add(request.owner, request, request.priority)
+        self._oldest_s = min(self._oldest_s, request.arrived_s)
 
     def expire(self, now: float) -> None:
         """Fail the requests that have waited too long for their first row, or to come back."""
         limit_s = self._limits.max_queue_s
-        # One with media may come here long after others that arrived later.
-        for request in self._waiting.remove_if(lambda one: now - one.arrived_s >= limit_s):
+        for request in self._take_late(now - limit_s):
             message = (
                 f"The request waited {now - request.arrived_s:.0f} s for its turn, and the limit "
                 f"is {limit_s:g} s (max_queue_s): nothing was made. Try again when the model has "
@@ -383,6 +386,21 @@ class Batch:
             self.outputs.append(
                 RequestFailed(request.run_id, ErrorCode.INSUFFICIENT_MEMORY, message)
             )
+
+    def _take_late(self, before_s: float) -> list[EngineRequest]:
+        """Remove and return the requests that wait and that arrived before a time. One with media
+        may come here long after others that arrived later."""
+        if self._oldest_s > before_s:
+            return []
+        self._oldest_s = math.inf
+
+        def is_late(one: EngineRequest) -> bool:
+            if one.arrived_s <= before_s:
+                return True
+            self._oldest_s = min(self._oldest_s, one.arrived_s)
+            return False
+
+        return self._waiting.remove_if(is_late)
 
     def fail_waiting(self) -> None:
         """Fail the requests that have no row: the engine broke, and not because of them."""

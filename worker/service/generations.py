@@ -393,6 +393,7 @@ class Generations:
                 decodes=bool(opened.request.media),
             )
         else:
+            self._counts.drafted(end.timings)
             twice = " twice" if review.is_retry else ""
             message = (
                 f"The model's answer was no good{twice}: {fault}. Ask again with another prompt, "

@@ -132,8 +132,8 @@ class Heartbeat:
         """Return the worker's present figures."""
         now = time.monotonic()
         held = self._in_flight.count
-        # One of which all rows have ended may still be checked, or decoded once more.
-        worked_on = min(held, self._engine.requests + self._engine.pieces)
+        # Tasks take turns. A request of which all rows have ended may still be checked.
+        worked_on = min(held, self._engine.requests + min(1, self._engine.pieces))
         return WorkerBeat(
             instance=self._spec.instance,
             state=state,

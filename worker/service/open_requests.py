@@ -53,8 +53,8 @@ _MAX_SOUND_BYTES: Final = 512 << 20
 
 _TOO_MUCH_MEDIA: Final = Refusal(
     ErrorCode.QUEUE_FULL,
-    "The files of images, sounds and videos that this model's requests hold take "
-    f"{_MAX_FILE_BYTES >> 20} MiB: try again later.",
+    "There is no room now for these images, sounds or videos: the files of this model's requests "
+    f"take {_MAX_FILE_BYTES >> 20} MiB at most, and a part is kept for others. Try again later.",
     2.0,
 )
 
@@ -256,7 +256,7 @@ class OpenRequests:
     def hold(self, opened: OpenRequest, size_bytes: int) -> None:
         """Note what the decoded media of a request take now. While those of all requests take as
         much as they may, no further ones are decoded: so no request that holds media may wait for
-        the media thread. Those of the background take a half at most."""
+        the media thread. Beyond a half, none of the background are."""
         if size_bytes == opened.held_bytes:
             return
         more_bytes = size_bytes - opened.held_bytes

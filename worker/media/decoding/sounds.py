@@ -95,7 +95,7 @@ def decoded(
             if bad > good + _SPARE_PACKETS:
                 raise RefusedError("is damaged") from error
             continue
-        good += 1
+        good += packet is not None
         yield from frames
     if bad > good + 1:
         raise RefusedError("is damaged")

@@ -101,8 +101,8 @@ class PrefixFolder:
         size = record.nbytes + record.tokens.nbytes
         if size > self._limit_bytes:
             raise OSError(f"{size} bytes are more than the limit")
-        self._lost += self._list_again()
-        self._lost += self._evict_for(size)
+        self._list_again()
+        self._evict_for(size)
         part = self._folder / f"{path.stem}.{os.getpid()}{_UNFINISHED_SUFFIX}"
         try:
             written_bytes = write_segment(part, record, data)
@@ -113,7 +113,7 @@ class PrefixFolder:
         self._index.put(path, Use(time.time_ns(), written_bytes))
         self._unlisted_bytes += written_bytes
         # With its header the file may be a little too large.
-        self._lost += self._evict_for(0)
+        self._evict_for(0)
         return self.take_lost()
 
     def take_lost(self) -> list[bytes]:
@@ -151,8 +151,7 @@ class PrefixFolder:
                 log.warning("prefix_cache.touch_failed", reason=str(error))
                 return
 
-    def _evict_for(self, size: int) -> list[bytes]:
-        lost = []
+    def _evict_for(self, size: int) -> None:
         while self._index.total_bytes + size > self._limit_bytes:
             oldest = self._index.oldest()
             if oldest is None:
@@ -167,18 +166,17 @@ class PrefixFolder:
                 path.unlink(missing_ok=True)
             self._index.drop(path)
             if path.parent == self._folder:
-                lost.append(bytes.fromhex(path.stem))
-        return lost
+                self._lost.append(bytes.fromhex(path.stem))
 
-    def _list_again(self) -> list[bytes]:
-        """List the files again when that is due; return the segments of this namespace that are
+    def _list_again(self) -> None:
+        """List the files again when that is due, and note the segments of this namespace that are
         gone."""
         if self._unlisted_bytes * _LISTED_AGAIN_PART <= self._limit_bytes:
-            return []
+            return
         self._unlisted_bytes = 0
         before = [path for path in self._index.paths() if path.parent == self._folder]
         self._index.replace(self._files())
-        return [bytes.fromhex(path.stem) for path in before if path not in self._index]
+        self._lost += [bytes.fromhex(path.stem) for path in before if path not in self._index]
 
     def _files(self) -> Iterator[tuple[Path, Use]]:
         """Yield the segments of all namespaces. Deletes leftovers."""

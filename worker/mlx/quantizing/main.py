@@ -93,9 +93,9 @@ def failure(error: Exception) -> OperationError:
     """Return what an error of a library means."""
     words = f"{type(error).__name__}: {error}"
     # MLX has no errno for what it can't write.
-    full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     if full or str(error).startswith("[write] Unable to write"):
-        full_words = f"the disk got full: free some space there ({words})"
+        full_words = f"the disk of the folder of models got full: free some space there ({words})"
         return OperationError(ErrorCode.INSUFFICIENT_DISK, full_words)
     return OperationError(ErrorCode.CONVERSION_FAILED, words)
 

@@ -38,8 +38,7 @@ def test_one_owners_items_keep_their_order_and_are_taken_out_by_what_they_are() 
     queue: FairQueue[int] = FairQueue()
     for number in range(6):
         queue.add("ab"[number % 2], number)
-    assert queue.remove_if(lambda number: number == 3) == [3]
-    assert sorted(queue.remove_if(lambda number: number in (0, 1, 5))) == [0, 1, 5]
+    assert sorted(queue.remove_if(lambda number: number in (0, 1, 3, 5))) == [0, 1, 3, 5]
     assert [queue.peek(), queue.pop(), queue.pop(), bool(queue)] == [2, 2, 4, False]
     with pytest.raises(ValueError, match="empty"):
         queue.pop()
