@@ -2,7 +2,8 @@
 
 They may do nothing, unless ``server.cors_origins`` names their origin.
 
-Requests without an Origin header come from no such page, and nothing here concerns them.
+Requests without an Origin header come from no such page, but for links and images: these may load
+no model.
 """
 
 import re
@@ -76,6 +77,9 @@ class Cors:
             or is_preflight(request)
             or is_upgrade(request)
         ):
+            if not given:
+                words = "Web pages of other sites may load no model by a link or an image."
+                raise RequestError(ErrorCode.ORIGIN_NOT_ALLOWED, words)
             raise RequestError(
                 ErrorCode.ORIGIN_NOT_ALLOWED,
                 f"Web pages and apps of the origin {text[:_SHOWN]!r} may not use lmx: add it to "

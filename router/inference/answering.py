@@ -197,7 +197,7 @@ def detach(request: web.Request, job: Job, task: asyncio.Task[Any]) -> None:
     """Let the task of a job continue when its request has been answered."""
     services = request.app[SERVICES]
     job.live.detached = True
-    counted_tokens = job.outcome().prompt_tokens or 0
+    counted_tokens = job.outcome().prompt_tokens
     # The other tokens are counted when the job has ended, which may be before the request has.
     follow_outcome(
         request,
@@ -210,7 +210,9 @@ def detach(request: web.Request, job: Job, task: asyncio.Task[Any]) -> None:
     )
     task.add_done_callback(_end_detached)
     key = job.live.context.grant
-    task.add_done_callback(lambda _: services.metrics.job_ended(job.outcome(), counted_tokens, key))
+    task.add_done_callback(
+        lambda _: services.metrics.job_ended(job.outcome(), counted_tokens or 0, key)
+    )
     admission = request.get(ADMISSION)
     if admission is not None:
         admission.held = True

@@ -34,6 +34,7 @@ from lmx.router.http.outcome import (
     log_fields,
     outcome_of,
     outcome_record,
+    set_outcome,
 )
 from lmx.router.http.rate_limits import ADMISSION
 from lmx.router.http.responses import add_vary, json_text
@@ -268,6 +269,7 @@ class RequestServer:
             _log.exception("http.failed", method=request.method, path=request.path)
             if request.writer.output_size:
                 # A part of an answer was sent: another answer in its middle would be nonsense.
+                set_outcome(request, replace(outcome_of(request), error=ErrorCode.INTERNAL.value))
                 raise ConnectionError("the answer is cut off") from None
             return _error_answer(request, internal_error(request[CONTEXT].request_id))
 

@@ -39,8 +39,11 @@ class TokensSeen:
         """Return how many the worker of each model has generated since; a new worker counts from 0
         again, as another instance. What there was before the first look is not new."""
         before = self._seen
+        # The figures of a worker that was just adopted are not known yet.
         self._seen = {
-            one.instance: one.figures.tokens_total for one in models if one.instance is not None
+            one.instance: max(one.figures.tokens_total, (before or {}).get(one.instance, 0))
+            for one in models
+            if one.instance is not None
         }
         if before is None:
             return {}

@@ -102,6 +102,10 @@ class _Batch:
     not_before_s: float = 0.0
     failures: int = 0
     """How many attempts in a row met an error that passes."""
+    passed_over: bool = False
+    """Whether there are lines before the cursor that were passed over."""
+    stuck_until_s: float = 0.0
+    """Until when it is not looked whether one of its models can be had again."""
     tried_alone: bool = False
     """Whether what runs is a suspect."""
 
@@ -109,6 +113,7 @@ class _Batch:
         """Know the lines of other models next. Those that were known are found again in the records
         when all have been passed over: they have no results."""
         assert self.cursor is not None, "lines were taken"
+        self.passed_over = True
         if self.ready[-1].model == self.cursor.model:
             # The end of the model's lines: no name comes between the two.
             self.cursor = self.cursor._replace(model=f"{self.cursor.model}\0", order=b"", number=0)
@@ -372,6 +377,9 @@ class BatchRunner:
                 continue
             seen.add(owner)
             stuck.discard(owner)
+            if batch.stuck_until_s > time.monotonic():
+                stuck.add(owner)
+                continue
             of_owner = [one for one in self._batches.values() if one.row.owner == owner]
             if any(one.tried_alone for one in of_owner) or batch.not_before_s > time.monotonic():
                 continue
@@ -460,6 +468,9 @@ class BatchRunner:
             return
         if row.left:
             batch.cursor, batch.is_exhausted = None, False
+            if batch.passed_over:
+                # A large batch is not read from its beginning all the time.
+                batch.passed_over, batch.stuck_until_s = False, time.monotonic() + _PLAN_S
             return
         await self._change(row, BatchStatus.FINALIZING, "finalizing_s", row.end)
         batch.row = row

@@ -79,8 +79,9 @@ async def responses_socket(request: web.Request) -> web.StreamResponse:
     try:
         try:
             await connection.prepare(request)
-        except web.HTTPBadRequest as error:
-            raise RequestError(ErrorCode.MALFORMED_REQUEST, error.text or "no WebSocket") from error
+        except (web.HTTPBadRequest, ValueError) as error:  # A key that is no ASCII, for example.
+            words = "These headers open no WebSocket."
+            raise RequestError(ErrorCode.MALFORMED_REQUEST, words) from error
         await _Socket(request, connection).run()
     finally:
         sockets[requester] -= 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lmx.protocol.messages.control import LoadModel
 from tests.support.rigs.rig import rig, scripted, wait_until
 
 pytestmark = [
@@ -49,13 +50,14 @@ def confine(pid: int, processor: int, nice: int = 0) -> None:
 
 def test_a_load_and_a_router_without_a_processor_are_waited_for() -> None:
     model = scripted(
-        "alpha", options={"load_cpu_s": LOAD_CPU_S, "load_s": 1.0},
+        "alpha", preload=False, options={"load_cpu_s": LOAD_CPU_S, "load_s": 1.0},
         load_stall_timeout_s=LIMIT_S,
     )  # fmt: skip
     with rig({"models": [model], "timing": {"beat_timeout_s": LIMIT_S}}) as lmx:
         router = lmx.status()["router"]["pid"]
         with busy_processor() as processor:
             with lmx.held_load("alpha"):
+                lmx.ask(LoadModel("alpha"))
                 worker = lmx.wait_state("alpha", "loading")["pid"]
                 confine(worker, processor)
                 confine(router, processor, nice=19)

@@ -493,13 +493,14 @@ async def test_one_that_ends_while_the_usage_is_read_counts_once(
     store = UsageStore(Path("unused"), lambda: ())
     key = replace(ApiKey.of_secret("key-of-the-laptop-1", "ci"), budget=DayBudget(requests=2))
     budgets = DayBudgets(store)
-    ended = Usage()
+    ended = 0
 
     async def read(_key: ApiKey, _days: int) -> dict[str, Usage]:
+        nonlocal ended
         if budgets._running[key.owner] == 2:
             budgets.end(key)
-            return {date.today().isoformat(): Usage(requests=1)}
-        return {date.today().isoformat(): ended}
+            ended = 1
+        return {date.today().isoformat(): Usage(requests=ended)}
 
     monkeypatch.setattr(store, "of_key", read)
     await budgets.begin(key)

@@ -140,9 +140,11 @@ async def test_no_list_is_made_of_the_lengths_of_a_context(tmp_path: Path) -> No
     folder = write_model(tmp_path / "m", max_position_embeddings=2**31 - 1)
     work, _ = planning(rig_with(folder))
     tracemalloc.start()
-    plan = await work.plan(PlanLoad("m"))
-    _, most_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    try:
+        plan = await work.plan(PlanLoad("m"))
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
     assert plan.longest_context is not None
     assert 10**6 < plan.longest_context < 2**31 - 1
     assert most_bytes < 64 * MIB
