@@ -210,6 +210,7 @@ def test_a_cut_connection_resumes_where_it_was(fetch: Fetch, hub: FakeHub, reset
     assert (folder / WEIGHTS).read_bytes() == FILES[WEIGHTS]
     assert hub.asked[WEIGHTS] > 1
     assert hub.served[WEIGHTS] < len(FILES[WEIGHTS]) + 2 * PART_BYTES
+    assert hub.encodings == {"identity"}
 
 
 def test_connections_that_bring_nothing_end_a_download(fetch: Fetch, hub: FakeHub) -> None:

@@ -70,6 +70,8 @@ class FakeHub:
         """Bytes of each file that were sent, by its path."""
         self.asked: Counter[str] = Counter()
         """Requests for each file's content, by its path, and for lists of files, as ``api``."""
+        self.encodings: set[str | None] = set()
+        """In what encodings files' content was asked for."""
         self.faults: dict[str, Fault] = {}
         """By a file's path, and ``api`` for what is asked about a repository."""
         self.searched: list[dict[str, str]] = []
@@ -222,6 +224,7 @@ class FakeHub:
         if request.method == "HEAD":
             return web.Response(headers={**headers, "Content-Length": str(len(file.body))})
         self.asked[path] += 1
+        self.encodings.add(request.headers.get("Accept-Encoding"))
         fault = self._fault(path) or Fault()
         if fault.status is not None:
             raise _refusal(fault.status, fault.headers)

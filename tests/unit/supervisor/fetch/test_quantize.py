@@ -270,7 +270,7 @@ def test_what_the_system_refuses_of_a_look_is_a_failed_download(
     (line,) = capfd.readouterr().out.splitlines()
     assert json.loads(line)["error"]["code"] == "download_failed"
     answered = subprocess.CompletedProcess([], 1, stdout=line.encode())
-    monkeypatch.setattr(preview.subprocess, "run", lambda *_args, **_options: answered)
+    monkeypatch.setattr(subprocess, "run", lambda *_args, **_options: answered)
     with pytest.raises(OperationError, match=os.strerror(errno.EROFS)) as caught:
         preview.look_now(Home(tmp_path), "org/m", ())
     assert (caught.value.code, caught.value.retry_after_s) == (ErrorCode.DOWNLOAD_FAILED, None)

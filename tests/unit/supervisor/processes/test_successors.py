@@ -103,7 +103,7 @@ def test_a_model_that_was_unloaded_in_the_midst_of_a_handover_stays_down(unloade
 def test_a_load_that_was_ordered_survives_a_handover() -> None:
     """Whether it waits for memory, is being fetched, or is tried again after a failure."""
     needs = {"big": 700, "waits": 400, "hub": 100, "fails": 100, "asked": 400, "none": 100}
-    quiet = {name: {"preload": False} for name in needs}
+    quiet: dict[str, dict[str, Any]] = {name: {"preload": False} for name in needs}
     configured = {"context_length": 8192}  # it holds as it is when the next program reads it
     before = CoreRig(needs, models=quiet | {"hub": quiet["hub"] | configured})
     before.up("big")
