@@ -187,7 +187,7 @@ async def test_a_supervisor_is_woken_or_replaced_and_adopts_what_runs() -> None:
         # It is no stray: `stop` ends it as any other, and nobody brings it back.
         os.kill(third, signal.SIGKILL)
         assert lmx.cli("stop").returncode == 0
-        assert lmx.lasting() == []
+        wait_until(lambda: lmx.lasting() == [], "all have ended")
         # What read the models' files for it ends by itself, once it runs.
         wait_until(lambda: not lmx.processes(), "its readers have ended too", 90)
         assert supervisor_pid(lmx) is None
