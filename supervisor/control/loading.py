@@ -50,7 +50,8 @@ class Loading:
         if context_length is None or context_length == _next_context(slot):
             if slot.ready_worker is not None:
                 return control.Done(f"{slot.model.id} is loaded already", slot.ready_worker.pid)
-            self.refuse_while_replacing(slot)
+            if slot.worker is not None and slot.worker.state in _LEAVING:
+                self.refuse_while_replacing(slot)
             self._core.operator.load(slot.model.id, now_s)
         else:
             self.refuse_while_replacing(slot)

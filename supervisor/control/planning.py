@@ -202,7 +202,10 @@ def _longest(
 
     def lacks(tokens: int, *, now: bool) -> bool:
         with_context = model.model_copy(update={"context_length": tokens})
-        need_bytes = estimating(with_context, found)[1].reserve_bytes
+        try:
+            need_bytes = estimating(with_context, found)[1].reserve_bytes
+        except OperationError:
+            return True  # So many bytes make no sense: a file may claim any length.
         if now:
             return need_bytes > scene.free_bytes
         return infeasible_reason(Waiting(model.id, need_bytes, None), scene) is not None

@@ -1,6 +1,8 @@
 """Keeps one router running: carries out what :mod:`lmx.supervisor.decisions.routers` decides about
 starts, hangs and replacements, and owns the listening socket."""
 
+import contextlib
+import ipaddress
 import random
 import socket
 from typing import Any, Protocol
@@ -271,7 +273,7 @@ class RouterGuard:
             return listening.bind(server, port)
         except OSError as error:
             # Two single addresses do not conflict: another program has the new one.
-            conflicts = not ALL_ADDRESSES.keys().isdisjoint((host, server.host))
+            conflicts = not (_is_single(host) and _is_single(server.host))
             own_host = host if conflicts and server.port in (0, port) else None
             raise listening.cannot_listen(server, error, own_host=own_host) from error
 
@@ -280,6 +282,13 @@ class RouterGuard:
             if self.listener is not None:
                 self.listener.close()
             self.listener, self._moved = self._moved, None
+
+
+def _is_single(host: str) -> bool:
+    """Return whether a host is one address, and no name or all addresses."""
+    with contextlib.suppress(ValueError):
+        return host not in ALL_ADDRESSES and bool(ipaddress.ip_address(host))
+    return False
 
 
 def _records(routers: Routers) -> list[RouterRecord]:

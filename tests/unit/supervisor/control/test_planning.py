@@ -148,6 +148,9 @@ async def test_no_list_is_made_of_the_lengths_of_a_context(tmp_path: Path) -> No
     assert plan.longest_context is not None
     assert 10**6 < plan.longest_context < 2**31 - 1
     assert most_bytes < 64 * MIB
+    # Caches of that length would have more bytes than make sense.
+    deep = write_model(tmp_path / "deep", max_position_embeddings=2**31 - 1, num_hidden_layers=4096)
+    assert (await planning(rig_with(deep))[0].plan(PlanLoad("m"))).need_bytes
     small = await planning(rig_with(write_model(tmp_path / "small")))[0].plan(PlanLoad("m"))
     assert small.longest_context == PLAIN["max_position_embeddings"]
 

@@ -513,11 +513,12 @@ def test_a_change_that_is_taken_back_frees_the_address_of_an_adopted_router(
     assert (serving_pid(guard), bound) == (102, [ELSEWHERE, home])
 
 
-def test_the_host_alone_can_not_be_changed_to_all_addresses(
-    guard: RouterGuard, settings: Settings
+@pytest.mark.parametrize("host", ["0.0.0.0", "localhost"])
+def test_the_host_alone_can_not_be_changed_to_one_that_may_include_the_old_one(
+    guard: RouterGuard, settings: Settings, host: str
 ) -> None:
     guard.start(0.0)
-    server = {"host": "0.0.0.0", "port": guard.status().port, "allow_lan_without_key": True}
+    server = {"host": host, "port": guard.status().port, "allow_lan_without_key": True}
     with pytest.raises(OperationError, match="lmx itself has the port, on 127"):
         change(settings, 1.0, server=server)
     assert guard.successor is None
