@@ -149,7 +149,10 @@ async def test_no_list_is_made_of_the_lengths_of_a_context(tmp_path: Path) -> No
     assert 10**6 < plan.longest_context < 2**31 - 1
     assert most_bytes < 64 * MIB
     # Caches of that length would have more bytes than make sense.
-    deep = write_model(tmp_path / "deep", max_position_embeddings=2**31 - 1, num_hidden_layers=4096)
+    deep = write_model(
+        tmp_path / "deep", max_position_embeddings=2**31 - 1, num_hidden_layers=64,
+        num_attention_heads=64, num_key_value_heads=64, head_dim=64,
+    )  # fmt: skip
     assert (await planning(rig_with(deep))[0].plan(PlanLoad("m"))).need_bytes
     small = await planning(rig_with(write_model(tmp_path / "small")))[0].plan(PlanLoad("m"))
     assert small.longest_context == PLAIN["max_position_embeddings"]
