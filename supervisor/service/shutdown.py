@@ -64,7 +64,7 @@ class Shutdown:
             try:
                 await each
             except Exception:
-                log.exception("fetches.not_closed")
+                log.exception("shutdown.close_failed")
         log.info("supervisor.stopped")
 
     def _processes_left(self) -> bool:

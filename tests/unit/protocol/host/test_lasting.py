@@ -35,6 +35,7 @@ OWNED = {
     "router/tracing/tracer.py close": "what it sends is lost when the time is over",
     "router/workers/link.py __init__": "their failure is logged, and another link is made",
     "supervisor/fetch/main.py _stop": "it is the last resort of a process that ends",
+    "supervisor/service/shutdown.py run": "each is awaited at its end, and its failure is logged",
     "worker/lifecycle.py run": "their failure ends the process",
     "worker/mlx/quantizing/main.py main": "it only ends the process",
     "worker/ranks/follower.py follow": "its end ends the process",

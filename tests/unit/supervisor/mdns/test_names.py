@@ -61,6 +61,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Config.model_validate({"server": LAN})
     assert missing_extras(config) == []
     monkeypatch.setattr("lmx.supervisor.config.extras._is_installed", lambda _: False)
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
     (words,) = missing_extras(config)
     assert words.endswith(f": uv pip install --python {sys.executable} 'zeroconf>=0.154'")
     assert missing_extras(Config()) == []
