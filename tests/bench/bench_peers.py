@@ -101,7 +101,7 @@ def main() -> None:
             for place in in_order(len(PEERS), turn):
                 _measure(PEERS[place], turn, models, results, kept, end_s)
     if len(results) == before:
-        print(f"nothing was measured of {commit}: --again measures what is kept anew", flush=True)
+        print(f"nothing was measured of {commit}: --again measures again what is kept", flush=True)
     PAGE.write_text(page(results))
     PLOT.write_text(plot(results))
 

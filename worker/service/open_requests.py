@@ -264,9 +264,9 @@ class OpenRequests:
         if opened.priority < BACKGROUND_PRIORITY:
             self._foreground_held_bytes += more_bytes
         opened.held_bytes = size_bytes
-        hears = self._spec.kind is ModelKind.TRANSCRIPTION
+        transcribes = self._spec.kind is ModelKind.TRANSCRIPTION
         max_bytes = min(
-            _MAX_SOUND_BYTES if hears else _MAX_HELD_BYTES, self._spec.decode.memory_bytes
+            _MAX_SOUND_BYTES if transcribes else _MAX_HELD_BYTES, self._spec.decode.memory_bytes
         )
         # What the background holds may wait for all others: it takes a half, and never keeps them
         # from having one at least.

@@ -105,7 +105,7 @@ class _Batch:
     passed_over: bool = False
     """Whether there are lines before the cursor that were passed over."""
     stuck_until_s: float = 0.0
-    """Until when it is not looked whether one of its models can be had again."""
+    """Until when its lines are not read from the beginning again."""
     tried_alone: bool = False
     """Whether what runs is a suspect."""
 

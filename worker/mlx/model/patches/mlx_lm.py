@@ -46,9 +46,6 @@ class _GptOss(gpt_oss.Model):  # type: ignore[misc]  # mlx-lm has no types.
         return renamed
 
 
-_SCALE: Final = "_scale_inv"
-
-
 class _Ministral3(ministral3.Model):  # type: ignore[misc]  # mlx-lm has no types.
     """Ministral 3, whose class multiplies 8-bit floats as if their codes were their values."""
 
@@ -56,7 +53,8 @@ class _Ministral3(ministral3.Model):  # type: ignore[misc]  # mlx-lm has no type
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         for name, weight in [*weights.items()]:
-            if weight.dtype == mx.uint8 and (scale := weights.pop(name + _SCALE, None)) is not None:
+            scale = weights.pop(f"{name}_scale_inv", None) if weight.dtype == mx.uint8 else None
+            if scale is not None:
                 weights[name] = (mx.from_fp8(weight, mx.bfloat16) * scale).astype(mx.bfloat16)
         decoded: dict[str, mx.array] = super().sanitize(weights)
         return decoded
