@@ -11,7 +11,7 @@ import secrets
 import socket
 import ssl
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
@@ -122,17 +122,26 @@ class HttpClient:
 
     def upload(self, path: str, fields: Mapping[str, str], file: Path) -> Any:
         """Send a form with a file, piece by piece, and return the JSON value of the answer. Raises
-        as :meth:`call` does, and ``OSError`` for a file that can't be read."""
+        as :meth:`call` does, INVALID_VALUE for a file that can't be read to its end, and
+        ``OSError`` for one that can't be opened."""
         with file.open("rb") as content:
             form = _Form(fields, file.name, content)
             with self._answer("POST", path, form, None, {}, None) as answer:
                 return self._value(answer)
 
     def download(self, path: str, to: BinaryIO) -> None:
-        """Write the bytes of an answer to ``to``, piece by piece. Raises as :meth:`call` does."""
+        """Write the bytes of an answer to ``to``, piece by piece. Raises as :meth:`call` does, and
+        the ``OSError`` of ``to``."""
+        with closing(self._pieces(path)) as pieces:
+            for piece in pieces:
+                to.write(piece)
+
+    def _pieces(self, path: str) -> Generator[bytes, None, None]:
+        # What the caller does with a piece happens outside: its errors are not the connection's.
         with self._answer("GET", path, None, None, {}, None) as answer:
             while piece := answer.read(_PIECE_BYTES):
-                to.write(piece)
+                yield piece
+            _check_whole(answer)
 
     def not_lmx(self, text: str | bytes) -> OperationError:
         """Return the error for an answer that is not lmx's."""
@@ -145,6 +154,8 @@ class HttpClient:
 
     def _value(self, answer: "http.client.HTTPResponse") -> Any:
         text = answer.read(_LONGEST_BODY_BYTES)
+        if len(text) < _LONGEST_BODY_BYTES:
+            _check_whole(answer)
         try:
             return json.loads(text)
         except UNREADABLE as error:
@@ -257,6 +268,13 @@ class HttpClient:
         return error
 
 
+def _check_whole(answer: "http.client.HTTPResponse") -> None:
+    """Raise ``ConnectionError`` if the connection ended before the answer did: a read with a limit
+    returns what has come, without an error."""
+    if answer.length:
+        raise ConnectionError(f"{answer.length:,} bytes of the answer are missing")
+
+
 class _Form:
     """A form with fields and one file."""
 
@@ -274,18 +292,29 @@ class _Form:
         self.content_type = f"multipart/form-data; boundary={boundary}"
         self._head = "".join(parts).encode("utf-8", "replace")
         self._tail = f"\r\n--{boundary}--\r\n".encode()
+        self._name = name
         self._content = content
         self._content_bytes = os.fstat(content.fileno()).st_size
         self.size_bytes = len(self._head) + self._content_bytes + len(self._tail)
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the form. A file that grows meanwhile is cut."""
+        """Yield the form. A file that grows meanwhile is cut. Raises :class:`OperationError` for
+        one that can't be read to its end."""
         yield self._head
         left = self._content_bytes
-        while left and (piece := self._content.read(min(left, _PIECE_BYTES))):
+        while left:
+            try:
+                piece = self._content.read(min(left, _PIECE_BYTES))
+            except OSError as error:
+                raise self._unreadable(error.strerror or str(error)) from error
+            if not piece:
+                raise self._unreadable("it became shorter while it was sent")
             left -= len(piece)
             yield piece
         yield self._tail
+
+    def _unreadable(self, reason: str) -> OperationError:
+        return OperationError(ErrorCode.INVALID_VALUE, f"can't read {self._name}: {reason}")
 
 
 _QUOTED: Final = {ord('"'): "%22", ord("\r"): "%0D", ord("\n"): "%0A"}

@@ -1,15 +1,18 @@
 """Addresses of another machine's lmx, and what is said when no lmx answers there."""
 
+import errno
+import io
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control
-from lmx.supervisor.sockets.http_client import HttpClient, Remote
+from lmx.supervisor.sockets.http_client import HttpClient, Remote, _Form
 from lmx.supervisor.sockets.remote import RemoteClient
 
 
@@ -112,3 +115,51 @@ def test_nobody_there_and_no_route() -> None:
         assert caught.value.code is ErrorCode.NOT_RUNNING
         with pytest.raises(OperationError, match="no route"):
             client.ask(control.StopAll())
+
+
+def test_an_answer_that_is_cut_off_is_not_taken_for_a_whole_one() -> None:
+    length = {"Content-Length": "10"}
+    with answering(200, b'{"a": 1}', **length) as url:
+        for ask in (
+            lambda http: http.download("/v1/files/file-1/content", io.BytesIO()),
+            lambda http: http.call("GET", "/v1/models"),
+        ):
+            with pytest.raises(OperationError, match="2 bytes of the answer are missing") as caught:
+                ask(HttpClient(Remote(url), 5.0))
+            assert caught.value.code is ErrorCode.SUPERVISOR_UNAVAILABLE
+
+
+class Full(io.BytesIO):
+    def write(self, _: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_disk_that_is_full_is_not_a_lost_connection() -> None:
+    with (
+        answering(200, b"text", **{"Content-Length": "4"}) as url,
+        pytest.raises(OSError, match="No space left"),
+    ):
+        HttpClient(Remote(url), 5.0).download("/v1/files/file-1/content", Full())
+
+
+def test_a_file_that_becomes_shorter_is_not_waited_for(tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_bytes(b"0123456789")
+    with file.open("rb") as content:
+        form = _Form({}, file.name, content)
+        file.write_bytes(b"0123")
+        with pytest.raises(OperationError, match=r"can't read in\.jsonl: it became shorter"):
+            list(form.pieces())
+
+
+class Broken(io.FileIO):
+    def read(self, _: object = None) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_file_that_can_not_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b"0123456789")
+    with Broken(tmp_path / "in.jsonl") as content:
+        form = _Form({}, "in.jsonl", content)
+        with pytest.raises(OperationError, match=r"can't read in\.jsonl: Input/output error"):
+            list(form.pieces())
