@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -29,6 +30,16 @@ _ENDPOINTS: Final = (
 _ENDED: Final = ("completed", "failed", "expired", "cancelled")
 _LIMIT_S: Final = 900.0
 _POLL_S: Final = 1.0
+_POLL_LIMIT_S: Final = 30.0
+_PATIENCE_S: Final = 600.0
+_RESTARTED: Final = (
+    ErrorCode.INVALID_AUTHENTICATION,
+    ErrorCode.NOT_RUNNING,
+    ErrorCode.SHUTTING_DOWN,
+    ErrorCode.SUPERVISOR_UNAVAILABLE,
+)
+"""Errors of an lmx that is being restarted, or has been: its key for this machine is another one
+then, and its port may be."""
 _MOST_ERRORS: Final = 10
 _PAGE: Final = 100
 """The most that one answer lists."""
@@ -70,9 +81,14 @@ def run(file: Path, output: Path | None, detach: bool) -> None:
             "--output is written at the batch's end, which --detach does not wait for: leave one "
             "of them out; `lmx batch results` prints the results later"
         )
+    if not file.is_file():
+        raise click.UsageError(
+            f"{file} is no regular file: write the lines into one, because their number of bytes "
+            "is sent before them"
+        )
     target = output or file.with_name(f"{file.stem}.results.jsonl")
-    if not target.absolute().parent.is_dir():
-        raise click.UsageError(f"{target}: there is no folder {target.absolute().parent}")
+    if not detach:
+        _check_target(target)
     api = _api()
     endpoint = _endpoint_of(file)
     sent = api.upload("/v1/files", {"purpose": "batch"}, file)
@@ -84,8 +100,8 @@ def run(file: Path, output: Path | None, detach: bool) -> None:
     click.echo(f"{made['id']}: `lmx batch results {made['id']}` if this command is ended", err=True)
     done = _wait(api, made)
     if done["output_file_id"] or done["error_file_id"]:
-        with _replaced(target) as written:
-            _write_results(api, done, written)
+        with _written(target) as written:
+            _write_results(_api(), done, written)  # lmx may have been restarted meanwhile
         click.echo(f"wrote {target}", err=True)
     _check(done)
 
@@ -144,7 +160,7 @@ def results(batch_id: str, output: Path | None) -> None:
     if output is None:
         _write_results(api, found, sys.stdout.buffer)
     else:
-        with _replaced(output) as written:
+        with _written(output) as written:
             _write_results(api, found, written)
     _show_errors(found)
 
@@ -181,13 +197,28 @@ def _endpoint_of(file: Path) -> str:
 
 
 def _wait(api: HttpClient, found: Any, *, quiet: bool = False) -> Any:
-    """Return a batch once it has ended, and show meanwhile how far it is."""
+    """Return a batch once it has ended, and show meanwhile how far it is. An lmx that is restarted
+    is waited for. Raises :class:`OperationError`."""
     shows = not quiet and sys.stderr.isatty()
+    client: HttpClient | None = api
+    answered_at_s = time.monotonic()
     while found["status"] not in _ENDED:
         if shows:
             click.echo(f"\r\x1b[K{_words(found)}", nl=False, err=True)
         time.sleep(_POLL_S)
-        found = api.call("GET", _path(found["id"]))
+        is_new = client is None
+        try:
+            client = client or _api()
+            found = client.call("GET", _path(found["id"]), limit_s=_POLL_LIMIT_S)
+            answered_at_s = time.monotonic()
+        except OperationError as error:
+            is_denied = error.code is ErrorCode.INVALID_AUTHENTICATION
+            is_late = time.monotonic() > answered_at_s + _PATIENCE_S
+            if error.code not in _RESTARTED or is_late or (is_new and is_denied):
+                raise
+            if not is_new:
+                click.echo(f"waiting for lmx: {error.message}", err=True)
+            client = None
     if shows:
         click.echo("\r\x1b[K", nl=False, err=True)
     return found
@@ -209,17 +240,39 @@ def _write_results(api: HttpClient, found: Any, to: BinaryIO) -> None:
             api.download(f"/v1/files/{quote(found[name], safe='')}/content", to)
 
 
+def _check_target(target: Path) -> None:
+    """Raise :class:`click.UsageError` unless results can be written there, before a batch runs."""
+    folder = target.absolute().parent
+    if not folder.is_dir():
+        raise click.UsageError(f"{target}: there is no folder {folder}")
+    where = folder if _is_replaced(target) else target
+    if not os.access(where, os.W_OK):
+        raise click.UsageError(f"{target}: {where} can't be written; --output names another file")
+
+
+def _is_replaced(target: Path) -> bool:
+    """Return whether a file takes the target's place. A device, a pipe or a link is written to."""
+    return not os.path.lexists(target) or stat.S_ISREG(target.lstat().st_mode)
+
+
 @contextlib.contextmanager
-def _replaced(target: Path) -> Iterator[BinaryIO]:
-    """Give a file that takes the place of ``target`` once it is whole."""
+def _written(target: Path) -> Iterator[BinaryIO]:
+    """Give a file that takes the place of ``target`` once it is whole, with the mode of the one
+    that was there; or the target itself, if it is no regular file."""
     import tempfile
 
+    if not _is_replaced(target):
+        with target.open("wb") as file:
+            yield file
+        return
     descriptor, name = tempfile.mkstemp(
         dir=target.absolute().parent, prefix=f".{target.name[:80]}."
     )
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
         Path(name).replace(target)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

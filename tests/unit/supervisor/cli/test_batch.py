@@ -2,19 +2,24 @@
 
 import asyncio
 import json
+import os
+import stat
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.keys import ApiKey
 from lmx.supervisor.cli import batch
 from tests.support.fakes.fake_peers import FakeStream, until
 from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, router_rig
 
 KEY = "sk-lmx-one-of-this-test"
+COUNTS = {"completed": 0, "failed": 0, "total": 0}
 
 
 def line(custom_id: str, **fields: Any) -> str:
@@ -75,7 +80,6 @@ async def test_a_batch_from_the_command_line(tmp_path: Path) -> None:
 
 
 def test_all_batches_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = {"completed": 0, "failed": 0, "total": 0}
     ids = [f"batch_{number}" for number in range(250)]
     asked: list[str | None] = []
 
@@ -85,7 +89,7 @@ def test_all_batches_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
             asked.append(after)
             begin = 0 if after is None else ids.index(after) + 1
             page = ids[begin : begin + limit]
-            data = [{"id": one, "status": "completed", "request_counts": counts} for one in page]
+            data = [{"id": one, "status": "completed", "request_counts": COUNTS} for one in page]
             return {"data": data, "has_more": begin + limit < len(ids)}
 
     monkeypatch.setattr(batch, "_api", Api)
@@ -101,6 +105,112 @@ def test_results_that_nobody_waits_for_are_written_nowhere(tmp_path: Path) -> No
     file.write_text(line("a"))
     done = CliRunner().invoke(batch.run, [str(file), "--detach", "-o", str(tmp_path / "out")])
     assert (done.exit_code, "leave one of them out" in " ".join(done.output.split())) == (2, True)
+
+
+class Restarting:
+    """A client whose lmx gives these answers, and then that the batch has ended."""
+
+    def __init__(self, *codes: ErrorCode) -> None:
+        self.codes = list(codes)
+
+    def call(self, _method: str, path: str, *, limit_s: float) -> Any:
+        assert (path, limit_s) == ("/v1/batches/batch_1", 30.0)
+        if self.codes:
+            raise OperationError(self.codes.pop(0), "no answer")
+        return {"id": "batch_1", "status": "completed", "request_counts": COUNTS}
+
+
+RUNS = {"id": "batch_1", "status": "in_progress", "request_counts": COUNTS}
+
+
+@pytest.mark.parametrize(
+    ("first", "codes"),
+    [
+        (ErrorCode.INVALID_AUTHENTICATION, ()),  # the key of this machine ends with a supervisor
+        (ErrorCode.NOT_RUNNING, (ErrorCode.NOT_RUNNING, ErrorCode.SUPERVISOR_UNAVAILABLE)),
+    ],
+)
+def test_an_lmx_that_is_restarted_is_waited_for(
+    first: ErrorCode, codes: tuple[ErrorCode, ...], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    rest = list(codes)
+
+    def found_again() -> Restarting:
+        if rest:
+            raise OperationError(rest.pop(0), "no answer")
+        return Restarting()
+
+    monkeypatch.setattr(batch, "_POLL_S", 0.0)
+    monkeypatch.setattr(batch, "_api", found_again)
+    client: Any = Restarting(first)
+    assert batch._wait(client, RUNS)["status"] == "completed"
+    assert not rest
+    assert capsys.readouterr().err == "waiting for lmx: no answer\n"
+
+
+@pytest.mark.parametrize(
+    ("codes", "patience_s"),
+    [
+        ([ErrorCode.NOT_FOUND], 600.0),
+        ([ErrorCode.INVALID_AUTHENTICATION] * 2, 600.0),  # the key that was found anew is not valid
+        ([ErrorCode.NOT_RUNNING] * 2, -1.0),
+    ],
+)
+def test_what_no_restart_explains_ends_the_wait(
+    codes: list[ErrorCode], patience_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "_POLL_S", 0.0)
+    monkeypatch.setattr(batch, "_PATIENCE_S", patience_s)
+    client: Any = Restarting(*codes)
+    monkeypatch.setattr(batch, "_api", lambda: client)
+    with pytest.raises(OperationError) as caught:
+        batch._wait(client, RUNS)
+    assert caught.value.code is codes[0]
+
+
+def test_results_take_the_place_of_a_file_and_of_nothing_else(tmp_path: Path) -> None:
+    file, link, pipe = tmp_path / "file", tmp_path / "link", tmp_path / "pipe"
+    file.write_bytes(b"before")
+    file.chmod(0o644)
+    link.symlink_to(file)
+    with batch._written(file) as written:
+        written.write(b"new")
+        assert file.read_bytes() == b"before"
+    assert (file.read_bytes(), stat.S_IMODE(file.stat().st_mode)) == (b"new", 0o644)
+    with batch._written(link) as written:
+        written.write(b"through it")
+    assert link.is_symlink() and file.read_bytes() == b"through it"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    with batch._written(pipe) as written:
+        written.write(b"to a reader")
+    reader.join(90)
+    assert pipe.is_fifo() and read == [b"to a reader"]
+    with batch._written(tmp_path / "new") as written:
+        written.write(b"new")
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "new", "pipe"]
+
+
+def test_where_nothing_can_be_written_no_batch_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text(line("a"))
+    monkeypatch.setattr(batch, "_api", lambda: pytest.fail("it was sent"))
+    monkeypatch.setattr(os, "access", lambda where, _: Path(where) != tmp_path)
+    done = CliRunner().invoke(batch.run, [str(file), "-o", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert "can't be written" in " ".join(done.output.split())
+
+
+def test_a_pipe_has_no_length_and_is_refused() -> None:
+    done = CliRunner().invoke(batch.run, ["/dev/null", "--detach"])
+    assert done.exit_code == 2
+    assert "/dev/null is no regular file" in " ".join(done.output.split())
 
 
 async def test_a_batch_that_is_left_alone(tmp_path: Path) -> None:
