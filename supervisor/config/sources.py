@@ -199,7 +199,7 @@ def names_quantisation(filename: str) -> bool:
 
 
 def file_hash(path: PurePath) -> str:
-    """Return a hash of a GGUF file's resolved path. It separates what this file was converted to
+    """Return a hash of a GGUF file's path. It separates what this file was converted to
     from what other files were."""
     return hashlib.sha256(str(path).encode()).hexdigest()[:8]
 

@@ -49,7 +49,7 @@ from lmx.supervisor.fetch.conversion_form import (
 )
 from lmx.supervisor.fetch.made_folder import make_once
 from lmx.supervisor.fetch.progress import gb
-from lmx.supervisor.memory.files import STAMP_NAME, part_names
+from lmx.supervisor.memory.files import STAMP_NAME, converted_file, part_names
 
 # A shard is spooled and then copied behind its header: while it is, it is on the disk twice.
 SHARD_BYTES = 1 << 30
@@ -323,8 +323,8 @@ def fetch_gguf(
     report("check", None, f"reading {source.name}")
     # A file of the hub's cache is a link to one that is named by its hash.
     name = source.stem
-    parts = parts_of(source)
-    source = source.resolve() if len(parts) == 1 else parts[0].absolute()
+    parts_of(source)  # refuses one of which a part is missing
+    source = converted_file(source)
     if source.suffix.lower() == ".gguf":
         name = source.stem
     path_hash = file_hash(source)

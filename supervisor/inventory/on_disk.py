@@ -30,7 +30,7 @@ class Served:
     model_id: str
     source: Source
     file: Path | None = None
-    """The GGUF file that the model is made from, with links followed. None for other models, and
+    """The GGUF file under which its conversion is kept. None for other models, and
     while the model's files were not inspected yet."""
     parts: tuple[Source, ...] = ()
     """Where its adapters and its draft model come from."""

@@ -34,6 +34,7 @@ from lmx.supervisor.inventory.on_disk import (
     available,
     plan_and_users,
 )
+from lmx.supervisor.memory.files import converted_file
 from lmx.supervisor.processes.fetching import FetchProgram
 from lmx.supervisor.processes.inspector import inspect_now
 from lmx.supervisor.state.home import Home
@@ -102,7 +103,7 @@ def _served(config: Config) -> list[Served]:
 
 def _file(source: str) -> Path | None:
     parsed = parse_source(source)
-    return folder_path(parsed.path).resolve() if isinstance(parsed, GgufSource) else None
+    return converted_file(folder_path(parsed.path)) if isinstance(parsed, GgufSource) else None
 
 
 async def fetch(home: Home, download: Download, advanced: Callable[[Download], None]) -> Path:

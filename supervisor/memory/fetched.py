@@ -14,6 +14,7 @@ from lmx.supervisor.config.sources import (
     folder_path,
     parse_source,
 )
+from lmx.supervisor.memory.files import converted_file
 from lmx.supervisor.state.home import Home
 
 _REF_LIMIT_BYTES: Final = 4096
@@ -29,7 +30,7 @@ def fetched_folder(source: str, home: Home, environment: Mapping[str, str]) -> P
         case FolderSource(path):
             return folder_path(path)
         case GgufSource(path):
-            found = _converted(folder_path(path).resolve(), home)
+            found = _converted(converted_file(folder_path(path)), home)
         case HubSource(repo_id, revision):
             found = _snapshot(repo_id, revision or "main", environment)
     if found is None:

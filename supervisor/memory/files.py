@@ -98,6 +98,14 @@ def part_names(name: str) -> list[str]:
     return [f"{stem}{number:05}{of}{count}{ending}" for number in range(1, most + 1)]
 
 
+def converted_file(file: Path) -> Path:
+    """Return the absolute path of the GGUF file under which a conversion is kept, by the path of
+    the file that a source names. Links are followed, except for a file that is one of several: the
+    first of them stands for all, and the others are next to it only under these names."""
+    parts = part_names(file.name)
+    return file.resolve() if len(parts) == 1 else file.absolute().with_name(parts[0])
+
+
 def whole_conversion(folder: Path) -> dict[str, Any] | None:
     """Return the stamp of a folder that lmx made, None if it is not complete. What people have
     added to the folder, a drafter for example, changes nothing."""

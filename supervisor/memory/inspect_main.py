@@ -54,7 +54,7 @@ from lmx.supervisor.config.sources import (
     parse_source,
 )
 from lmx.supervisor.memory.fetched import fetched_folder
-from lmx.supervisor.memory.files import STAMP_NAME, missing_part
+from lmx.supervisor.memory.files import STAMP_NAME, converted_file, missing_part
 from lmx.supervisor.memory.inspection import (
     MOST_BYTES,
     Inspection,
@@ -113,7 +113,7 @@ def _located(found: Inspection, home: Home) -> Inspection:
     problem = _source_problem(source)
     found = replace(found, source_problem=None if problem is None else shown(problem))
     if isinstance(source, GgufSource):
-        found = replace(found, gguf_path=str(folder_path(source.path).resolve()))
+        found = replace(found, gguf_path=str(converted_file(folder_path(source.path))))
     if question.path is not None:
         return replace(found, path=question.path)
     if isinstance(source, FolderSource):

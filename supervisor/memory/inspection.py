@@ -110,7 +110,7 @@ class Inspection:
     missing: str | None = None
     """What a fetched folder still lacks. Nothing else is read then."""
     gguf_path: str | None = None
-    """The GGUF file that the model is made from, with links followed."""
+    """The GGUF file under which the model's conversion is kept (``files.converted_file``)."""
     kind: ModelKind | None = None
     facts: ModelFacts = field(default_factory=ModelFacts)
     files: ModelFiles | None = None

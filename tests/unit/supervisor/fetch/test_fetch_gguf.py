@@ -14,9 +14,16 @@ import numpy as np
 import pytest
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.config.model import ModelConfig
+from lmx.supervisor.config.schema import Config
 from lmx.supervisor.fetch.conversion_form import Form, GgufFacts, Platform, conversion_form
 from lmx.supervisor.fetch.gguf import Report, fetch_gguf, header_is_whole, read_facts
-from lmx.supervisor.memory.files import STAMP_NAME
+from lmx.supervisor.inventory import without_supervisor
+from lmx.supervisor.memory.fetched import fetched_folder
+from lmx.supervisor.memory.files import STAMP_NAME, whole_conversion
+from lmx.supervisor.memory.inspect_main import inspect
+from lmx.supervisor.memory.inspection import Question
+from lmx.supervisor.state.home import Home
 
 GB = 1_000_000_000
 Progress = list[tuple[str, float | None, str]]
@@ -339,6 +346,29 @@ def test_the_parts_of_a_file_are_taken_together(tmp_path: Path) -> None:
     os.utime(paths[1], ns=(0, paths[1].stat().st_mtime_ns + 1))
     run(paths[0], tmp_path / "models", convert)
     assert len(convert.forms) == 2
+
+
+def test_a_conversion_is_found_under_the_file_that_it_was_made_from(tmp_path: Path) -> None:
+    """Also if the parts of a file, or the folder that has them, are links, and whichever part the
+    source names."""
+    blobs, home = tmp_path / "blobs", Home(tmp_path / "home")
+    home.models.mkdir(parents=True)
+    blobs.mkdir()
+    folder = tmp_path / "snapshot"
+    folder.mkdir()
+    for number, blob in enumerate((*split_gguf(blobs), write_gguf(blobs / "one.gguf"))):
+        (folder / blob.name).symlink_to(blob.rename(blobs / f"{number}"))
+    (tmp_path / "link").symlink_to(folder)
+    for name in ("one.gguf", "tiny-00001-of-00003.gguf", "tiny-00002-of-00003.gguf"):
+        source = tmp_path / "link" / name
+        made = run(source, home.models, FakeConverter())
+        assert fetched_folder(str(source), home, {}) == made
+        stamp = whole_conversion(made)
+        assert stamp is not None
+        assert inspect(Question(str(source)), home).gguf_path == stamp["source"]
+        model = ModelConfig.model_validate({"id": "a", "source": str(source)})
+        (served,) = without_supervisor._served(Config(models=[model]))
+        assert served.gguf == Path(stamp["source"])
 
 
 def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
