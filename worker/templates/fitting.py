@@ -165,6 +165,10 @@ def _calls_brokenly(message: Message) -> bool:
     return any(map(_is_broken, _calls(message)))
 
 
+def _thinks_speaks_and_calls(message: Message) -> bool:
+    return bool(_calls(message) and message["content"] and message.get("reasoning_content"))
+
+
 def _is_broken(call: Mapping[str, Any]) -> bool:
     return not isinstance(call["function"].get("arguments", {}), Mapping)
 
@@ -257,6 +261,17 @@ def _with_text_before_call(messages: Sequence[Message]) -> list[Message]:
     return result
 
 
+def _with_text_in_thought(messages: Sequence[Message]) -> list[Message]:
+    """The text of a turn with thoughts and calls stands behind the thoughts."""
+    result: list[Message] = []
+    for message in messages:
+        if _thinks_speaks_and_calls(message):
+            thought = joined(message["reasoning_content"], "\n\n", message["content"])
+            message = message | {"content": "", "reasoning_content": thought}
+        result.append(message)
+    return result
+
+
 def _with_one_call_a_turn(messages: Sequence[Message]) -> list[Message]:
     """Each call of a turn is a turn of its own, with its results behind it."""
     result: list[Message] = []
@@ -344,15 +359,16 @@ _ANSWER: Final[Message] = {"role": "assistant", "content": ANSWER_WORD}
 _LATER: Final[Message] = {"role": "user", "content": LATER_WORD}
 
 
-def _turn(*arguments: Any, content: str = "") -> tuple[Message, ...]:
-    """Return a turn with calls, and their results. The ids are such as Mistral's templates take."""
+def _turn(*arguments: Any, content: str = "", **fields: Any) -> tuple[Message, ...]:
+    """Return a turn with calls, and their results. The ids are such as Mistral's templates take.
+    ``fields`` are further fields of the message with the calls."""
     ids = [f"lmxcall{number:02}" for number in range(len(arguments))]
     calls = [
         {"id": id_, "type": "function", "function": {"name": "lmx_probe", "arguments": given}}
         for id_, given in zip(ids, arguments, strict=True)
     ]
     return (
-        {"role": "assistant", "content": content, "tool_calls": calls},
+        {"role": "assistant", "content": content, "tool_calls": calls, **fields},
         *({"role": "tool", "tool_call_id": id_, "content": f"{RESULT_WORD}{id_}"} for id_ in ids),
     )
 
@@ -398,6 +414,15 @@ SHAPES: Final[tuple[Shape, ...]] = (
         (_USER, *_turn(_CALL, content=ANSWER_WORD)),
         (USER_WORD, ANSWER_WORD, CALL_WORD, _RESULT),
         (_with_text_before_call,),
+        with_tools=True,
+    ),
+    # gpt-oss's template takes a thought or a text in front of a call, and refuses both.
+    Shape(
+        "thought_and_text_with_call",
+        lambda messages: any(map(_thinks_speaks_and_calls, messages)),
+        (_USER, *_turn(_CALL, content=ANSWER_WORD, reasoning_content="-")),
+        (USER_WORD, ANSWER_WORD, CALL_WORD, _RESULT),
+        (_with_text_in_thought,),
         with_tools=True,
     ),
     Shape(

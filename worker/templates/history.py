@@ -16,8 +16,6 @@ class HistoryForm(NamedTuple):
 
     call_id: CallId | None = None
     """Makes ids of calls in the form that the template requires. None: it takes any id."""
-    thinking_without_content: bool = False
-    """Whether the template calls reasoning ``thinking``, and takes it only without content."""
 
 
 PLAIN_HISTORY: Final = HistoryForm()
@@ -33,9 +31,6 @@ def for_template(messages: Sequence[Mapping[str, Any]], form: HistoryForm) -> li
     for message in result:
         if "tool_calls" in message:
             message["tool_calls"] = [_with_object(call) for call in message["tool_calls"]]
-        reasoning = message.get("reasoning_content")
-        if form.thinking_without_content and reasoning and not message["content"]:
-            message["thinking"] = reasoning
     if form.call_id is not None:
         _rename_calls(result, form.call_id)
     return result

@@ -265,6 +265,21 @@ def test_tools_are_shown_unless_none_may_be_called() -> None:
     assert "add;" in shown(LLAMA_LIKE, with_tools(ToolChoice.REQUIRED, function="add"))
 
 
+def test_a_thought_a_text_and_a_call_of_gpt_oss_can_be_sent_back() -> None:
+    """Its template takes a thought or a text in front of a call."""
+    template = (
+        "{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}"
+        "{{ raise_exception('Cannot pass both') }}{% endif %}<|{{ m.role }}|>{{ m.content }}"
+        "{% if m.tool_calls %}{{ m.thinking }}{{ m.tool_calls[0].function.arguments | tojson }}"
+        "{% endif %}{% endfor %}{{ tools | tojson }}"
+    )
+    user, turn, result = HISTORY
+    turn = {**turn, "content": "I add.", "reasoning_content": "hm"}
+    source = PromptSource(messages=[user, turn, result], tool_use=ToolUse((TOOL,)))
+    text = shown(template, source, tool_parser="harmony")
+    assert '<|assistant|>hm\n\nI add.{"a": "é"}' in text
+
+
 def test_arguments_stay_text_for_a_template_that_wants_text() -> None:
     text = shown(MISTRAL_LIKE, with_tools(), tool_parser="mistral")
     ids = re.findall("[0-9a-f]{9}", text)

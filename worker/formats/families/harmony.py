@@ -8,7 +8,6 @@ from lmx.protocol.states import DeltaKind
 from lmx.worker.formats.family import AnswerForm, CallGrammar, Family, Rules, SpecialTokens, Tool
 from lmx.worker.formats.forms.json import json_arguments, read_arguments
 from lmx.worker.schemas.grammar import quoted
-from lmx.worker.templates.history import HistoryForm
 from lmx.worker.text.feed import PartSink, Steps, TextFeed
 
 START: Final = "<|start|>"
@@ -128,7 +127,6 @@ HARMONY: Final = Family(
     # The first call ends the answer.
     grammar=CallGrammar(_call, several=False),
     answer=AnswerForm(read_harmony, _answer_grammar, _free, TOKENS),
-    history=HistoryForm(thinking_without_content=True),
     # The template puts any other word into the prompt unchanged.
     efforts=("low", "medium", "high"),
 )

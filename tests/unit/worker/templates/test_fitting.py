@@ -64,6 +64,18 @@ NO_SYSTEM = """
   [{{ m.role }}]{{ m.content }}
 {%- endfor -%}"""
 
+THOUGHT_OR_TEXT = """
+{%- if tools -%}{{ tools | tojson }}{%- endif -%}
+{%- for m in messages -%}
+  {%- if m.tool_calls and m.content and m.reasoning_content -%}
+    {{- raise_exception('Cannot pass both') -}}
+  {%- endif -%}
+  [{{ m.role }}]{{ m.content }}
+  {%- if m.tool_calls -%}{{ m.reasoning_content }}{%- endif -%}
+  {%- for c in m.tool_calls or [] -%}<{{ c.function.arguments }}>{%- endfor -%}
+{%- endfor -%}"""
+"""In front of a call there is a thought or a text, as in gpt-oss's."""
+
 TAKES_ALL = """
 {%- if tools -%}{{ tools | tojson }}{%- endif -%}
 {%- for m in messages -%}
@@ -132,6 +144,16 @@ TALKS: dict[str, tuple[list[Message], str]] = {
         [user("u1"), calls({"x": "k1"}, {"x": "k2"}), result("r1"), result("r2", 1), user("u2")],
         "u1 k1 k2 u2 r1 r2",
     ),
+    "a thought, a text and two calls": (
+        [
+            user("u1"),
+            calls({"x": "k1"}, {"x": "k2"}, text="a1") | {"reasoning_content": "h1"},
+            result("r1"),
+            result("r2", 1),
+            user("u2"),
+        ],
+        "u1 a1 k1 k2 r1 r2 u2",
+    ),
     "cut arguments": ([user("u1"), calls('{"x": "k1'), result("r1"), user("u2")], "u1 k1 r1 u2"),
     "a reminder behind a result": (
         [user("u1"), calls({"x": "k1"}), result("r1"), system("s1"), answer("a1")],
@@ -141,6 +163,7 @@ TALKS: dict[str, tuple[list[Message], str]] = {
 TEMPLATES = {
     "alternating": ALTERNATING, "first system only": FIRST_SYSTEM_ONLY, "one call": ONE_CALL,
     "last system": LAST_SYSTEM, "no system": NO_SYSTEM, "takes all": TAKES_ALL,
+    "thought or text": THOUGHT_OR_TEXT,
 }  # fmt: skip
 
 
@@ -165,6 +188,20 @@ def test_a_later_system_text_stays_in_its_place() -> None:
     fitted, _ = fit(messages, (), learned(FIRST_SYSTEM_ONLY))
     reminder = user("<system-reminder>\ns2\n</system-reminder>")
     assert fitted == [system("s1"), user("u1"), answer("a1"), reminder, user("u2")]
+
+
+def test_a_text_between_a_thought_and_a_call_stands_behind_the_thought() -> None:
+    turn = calls({"x": "k1"}, text="a1") | {"reasoning_content": "h1"}
+    talk = [user("u1"), turn, result("r1")]
+    fitted, _ = fit(talk, (TOOL,), learned(THOUGHT_OR_TEXT))
+    assert fitted == [
+        user("u1"),
+        turn | {"content": "", "reasoning_content": "h1\n\na1"},
+        result("r1"),
+    ]
+    # Each of them alone stays what it is.
+    alone = [user("u1"), calls({"x": "k1"}, text="a1"), result("r1")]
+    assert fit(alone, (TOOL,), learned(THOUGHT_OR_TEXT))[0] == alone
 
 
 def test_a_call_and_its_result_stay_together() -> None:
