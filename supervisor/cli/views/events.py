@@ -4,10 +4,11 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from lmx.protocol.messages import control
 from lmx.protocol.messages.control import Event, EventList, event_object
+from lmx.protocol.messages.status import GetStatus, Status
 from lmx.supervisor.cli.command import served_config
 from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.cli.views.words import find_configured, find_model
@@ -41,15 +42,17 @@ def show_events(
             kept = _earlier(client)
         model_id = None
         if model is not None:
-            status = client.status()
-            assert status is not None  # the first question is answered, or raises
-            model_id = find_model(status.workers, model).model
+            found: Status = _answer(client, GetStatus())
+            model_id = find_model(found.status.workers, model).model
         cursor = EventCursor()
 
         def wanted() -> Iterator[tuple[str, Event]]:
             return _of_model(cursor.read(client), model_id)
 
         latest = list(wanted())
+        while cursor.epoch is None:  # no supervisor has answered yet
+            time.sleep(_POLL_S)
+            latest = list(wanted())
         before = _of_model((one for one in kept if one[0] != cursor.epoch), model_id)
         write(deque([*before, *latest], maxlen=count))
         while follow:
@@ -67,9 +70,16 @@ def _id_of(model: str | None, kept: Sequence[tuple[str, Event]]) -> str | None:
 
 def _earlier(client: ReconnectingClient) -> Sequence[tuple[str, Event]]:
     """Return the events of supervisors before, as far as the one that runs has them."""
-    found: EventList | None = client.ask(control.GetEvents(0, _KEPT, earlier=True))
-    assert found is not None  # the first question is answered, or raises
+    found: EventList = _answer(client, control.GetEvents(0, _KEPT, earlier=True))
     return [(life.epoch, event) for life in found.earlier for event in life.events]
+
+
+def _answer(client: ReconnectingClient, question: Any) -> Any:
+    """Return the reply, also of a supervisor that is being restarted. Raises as
+    :meth:`ReconnectingClient.ask` does."""
+    while (reply := client.ask(question)) is None:
+        time.sleep(_POLL_S)
+    return reply
 
 
 def _of_model(
@@ -94,7 +104,8 @@ class EventCursor:
         """Yield each event with its epoch that is new since the last call, oldest first;
         nothing while no supervisor answers."""
         for _ in range(2):
-            found: EventList | None = client.ask(control.GetEvents(self._seq, _KEPT))
+            after_seq = self._seq
+            found: EventList | None = client.ask(control.GetEvents(after_seq, _KEPT))
             if found is None:
                 return
             restarted = found.epoch != self._epoch and self._epoch is not None
@@ -102,7 +113,8 @@ class EventCursor:
             if not restarted:
                 self._seq = found.last_seq
                 for event in found.events:
-                    yield found.epoch, event
+                    if event.seq > after_seq:  # a router repeats them for a new connection
+                        yield found.epoch, event
                 return
             self._seq = 0  # what was asked for was counted by the supervisor before
 

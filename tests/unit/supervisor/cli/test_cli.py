@@ -22,11 +22,13 @@ from lmx.supervisor.cli import command as commands
 from lmx.supervisor.cli import download, machines, operations
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.cli.serving import background
-from lmx.supervisor.cli.views.events import EventCursor
+from lmx.supervisor.cli.views import events as events_view
+from lmx.supervisor.cli.views.events import EventCursor, show_events
 from lmx.supervisor.config import extras
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.sockets.client import ReconnectingClient
+from lmx.supervisor.sockets.http_client import Remote
 from lmx.supervisor.state.event_file import EventFile
 from lmx.supervisor.state.home import Home
 from tests.support.fakes.admin_lines import reported_status
@@ -523,6 +525,47 @@ def test_events_are_read_on_after_a_supervisor_that_counts_from_zero(home: Home)
         # More events than before: what it is asked for after the third would miss the first ones.
         with fake_supervisor(home, {control.GetEvents: event_log("e2", 4)}):
             assert seqs() == [("e2", n) for n in (1, 2, 3, 4)]
+
+
+class Faltering:
+    """A client of a router that answers every second question, and repeats all events."""
+
+    def __init__(self, _place: object = None) -> None:
+        self.asked = 0
+        self.events = tuple(Event(n, 1e9, "worker.ready", "a", f"event {n}", {}) for n in (1, 2))
+
+    def __enter__(self) -> "Faltering":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ask(self, question: Any) -> Any:
+        self.asked += 1
+        if self.asked % 2:
+            return None
+        if isinstance(question, GetStatus):
+            return Status(status(model_line("a")))
+        return control.EventList("e1", 2, self.events)
+
+
+def test_events_that_a_router_repeats_are_read_once() -> None:
+    cursor = EventCursor()
+    client: Any = Faltering()
+    read = [[event.seq for _, event in cursor.read(client)] for _ in range(4)]
+    assert read == [[], [1, 2], [], []]
+    assert client.asked == 4
+
+
+def test_events_of_an_lmx_that_is_restarted_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(events_view, "ReconnectingClient", Faltering)
+    monkeypatch.setattr(events_view, "_POLL_S", 0.0)
+    show_events(Remote("http://127.0.0.1:1"), "a", 50, follow=False, as_json=False)
+    assert [line.rpartition("  ")[2] for line in capsys.readouterr().out.splitlines()] == [
+        "event 1", "event 2",
+    ]  # fmt: skip
 
 
 def test_patience_has_an_end(home: Home) -> None:
