@@ -137,8 +137,10 @@ def logs(
     as_json = as_json or not sys.stdout.isatty()
     remote = remote_place()
     if remote is not None:
-        from lmx.supervisor.sockets.remote import log_lines
+        from lmx.supervisor.sockets.remote import MOST_LINES, log_lines
 
+        if lines > MOST_LINES:
+            click.echo(f"another machine's lmx sends the last {MOST_LINES:,} lines", err=True)
         name = model or ("router" if router else "fetch" if fetch else "supervisor")
         print_lines(log_lines(remote, name, lines, follow=follow), as_json=as_json)
         return

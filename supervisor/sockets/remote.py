@@ -288,19 +288,25 @@ def _event(found: Any) -> control.Event:
 
 
 def log_lines(remote: Remote, name: str, count: int, *, follow: bool) -> Iterator[str]:
-    """Yield the last lines of a log of another lmx, and each new one with ``follow``. The name is
-    a model's, or that of another process: ``router``, ``supervisor``, ``fetch``."""
+    """Yield the last lines of a log of another lmx, at most :data:`MOST_LINES`, and each new one
+    with ``follow``, which ends only by an :class:`OperationError`. The name is a model's, or that
+    of another process: ``router``, ``supervisor``, ``fetch``."""
     api = HttpClient(remote, _STREAMS_S)
-    query = {"lines": min(count, _MOST_LINES), "follow": "true" if follow else "false"}
+    query = {"lines": min(count, MOST_LINES), "follow": "true" if follow else "false"}
     for line in api.stream("GET", f"/admin/logs/{quote(name)}", query=query):
         if line.startswith("data:"):
             try:
                 yield json.loads(line.removeprefix("data:"))["line"]
             except UNREADABLE as error:
                 raise api.not_lmx(line) from error
+    if follow:
+        raise OperationError(
+            ErrorCode.SUPERVISOR_UNAVAILABLE,
+            f"the router at {remote.url} has ended or was replaced: type the command again",
+        )
 
 
-_MOST_LINES: Final = 10_000
+MOST_LINES: Final = 10_000
 
 
 _ROUTES: Final[dict[type, Callable[[_Api, Any], Any]]] = {

@@ -568,6 +568,13 @@ def test_events_of_an_lmx_that_is_restarted_are_waited_for(
     ]  # fmt: skip
 
 
+def test_more_lines_than_another_machine_sends_are_not_silently_fewer() -> None:
+    for count, said in ((100_000, True), (10_000, False)):
+        done = run("--url", "http://127.0.0.1:1", "logs", "-n", str(count))
+        assert done.exit_code == 3
+        assert ("sends the last 10,000 lines" in done.output) is said
+
+
 def test_patience_has_an_end(home: Home) -> None:
     with ReconnectingClient(home, patience_s=0.0) as client:
         with fake_supervisor(home, {GetStatus: statuses(status())}):

@@ -13,7 +13,7 @@ import pytest
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control
 from lmx.supervisor.sockets.http_client import HttpClient, Remote, _Form
-from lmx.supervisor.sockets.remote import RemoteClient
+from lmx.supervisor.sockets.remote import RemoteClient, log_lines
 
 
 @pytest.mark.parametrize(
@@ -163,3 +163,12 @@ def test_a_file_that_can_not_be_read_is_named(tmp_path: Path) -> None:
         form = _Form({}, "in.jsonl", content)
         with pytest.raises(OperationError, match=r"can't read in\.jsonl: Input/output error"):
             list(form.pieces())
+
+
+def test_a_log_that_is_followed_does_not_end_without_a_word() -> None:
+    with answering(200, b'data: {"line": "a"}\n\n') as url:
+        assert list(log_lines(Remote(url), "router", 1, follow=False)) == ["a"]
+        lines = log_lines(Remote(url), "router", 1, follow=True)
+        assert next(lines) == "a"
+        with pytest.raises(OperationError, match="has ended or was replaced"):
+            next(lines)
