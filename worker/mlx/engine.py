@@ -68,9 +68,10 @@ _WARM_UP_PROMPT_TOKENS: Final = 64
 _GPU_WARM_UP_PROMPT_TOKENS: Final = 512
 _WARM_UP_TOKENS: Final = 3
 
-_COMPUTES: Final = "4"
-"""Raise it whenever lmx's own corrections of a library's class change what a model computes:
-prefixes on the disk that were computed otherwise are not continued then."""
+_COMPUTES: Final = "5"
+"""Raise it whenever a correction, such as lmx's own ones of a library's class, changes what a model
+computes or what is kept of it: prefixes on the disk that were computed otherwise are not continued
+then."""
 
 _TRIES: Final = "1"
 """Raise it whenever the trials change: what was found by others is not trusted then."""

@@ -12,6 +12,7 @@ from mlx_vlm.utils import load
 from structlog.testing import capture_logs
 
 from lmx.protocol.errors import ErrorCode, OperationError, RequestError
+from lmx.protocol.messages.data import BACKGROUND_PRIORITY
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
 from lmx.protocol.messages.tasks import Detokenize, Detokenized, Rerank
 from lmx.protocol.states import LoadPhase
@@ -132,6 +133,28 @@ def test_rows_advance_together(tiny: EngineRunner) -> None:
         assert first not in tiny.live or len(tiny.tokens[first]) == lead + len(tiny.tokens[second])
         tiny.step()
     assert len(tiny.tokens[first]) == len(tiny.tokens[second]) == 20
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+def test_a_prompt_of_one_token_leaves_the_caches_of_a_batch_in_16_bits(
+    kind: str, is_first: bool, tmp_path: Path
+) -> None:
+    """It joins rows that decode, or another row joins it before it has made a token."""
+    runner = EngineRunner(spec_of(make_tiny_model(tmp_path, kind, dtype=mx.bfloat16)))
+    prompts = [[1], [2, 3, 4]] if is_first else [[2, 3, 4], [1]]
+    first = runner.admit(prompts[0], GREEDY, 40, priority=BACKGROUND_PRIORITY)
+    runner.until(lambda: first in runner.started if is_first else runner.tokens[first])
+    # After a row of others it is the turn of the next prompt, and not that of the first row.
+    runner.finish_row(runner.admit([5, 6], GREEDY, 2))
+    second = runner.admit(prompts[1], GREEDY, 40, priority=BACKGROUND_PRIORITY)
+    runner.until(lambda: runner.tokens[second])
+    engine: Any = runner.generator
+    caches = engine._rows._buckets.only.prompt_cache
+    assert [layer.keys.shape[0] for layer in caches] == [2] * len(caches)
+    assert {array.dtype for layer in caches for array in (layer.keys, layer.values)} == {
+        mx.bfloat16
+    }
 
 
 def test_rows_continue_while_a_long_prompt_is_prefilled(tiny: EngineRunner) -> None:

@@ -111,7 +111,12 @@ _MANY = 1 << 24
 """Only a layer's experts have more weights in one array."""
 
 
-def make_tiny_model(folder: Path, kind: str, context_tokens: int = CONTEXT_TOKENS) -> Path:
+def make_tiny_model(
+    folder: Path,
+    kind: str,
+    context_tokens: int = CONTEXT_TOKENS,
+    dtype: mx.Dtype = mx.float32,
+) -> Path:
     """Write the model ``kind`` (a key of the configs) into ``folder``, and return that."""
     folder.mkdir(parents=True, exist_ok=True)
     known = CONFIGS | UNBATCHED_CONFIGS | QUANTIZABLE_CONFIGS | CACHING_CONFIGS | LARGE_CONFIGS
@@ -123,7 +128,7 @@ def make_tiny_model(folder: Path, kind: str, context_tokens: int = CONTEXT_TOKEN
     weights = {
         # Large, because a fresh model's logits are so even that any rounding decides; but for
         # the embeddings: those are tied, and large ones repeat the last token for ever.
-        name: (0.05 if "embed" in name else 0.3) * _noise(array.shape)
+        name: ((0.05 if "embed" in name else 0.3) * _noise(array.shape)).astype(dtype)
         for name, array in tree_flatten(model.parameters())
     }
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
