@@ -485,8 +485,8 @@ class BatchEngine:
         prompt's last token."""
         logits = None
         made.prefill_tokens += len(prefill.row.prompt) - prefill.done_tokens
-        # A cache that holds nothing has no dtype: in the join mlx-vlm would take it for float32, and
-        # with it the caches of all rows.
+        # A cache that holds nothing has no dtype: mlx-vlm would join it, and with it all rows, as
+        # float32.
         if prefill.row.beam is not None or not prefill.chunked or not prefill.done_tokens:
             logits = prefill.finish()
             mx.eval(logits, cache_states(prefill.prompt_cache))
