@@ -9,6 +9,7 @@ deepest ones of the grammar can't be written.
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple, NoReturn
@@ -20,12 +21,16 @@ _DEEPEST: Final = 4
 """How often a rule may be within itself, if the regular expression is not too large then."""
 
 _MOST_NODES: Final = 20_000
-"""This many nodes are written in 0.1 s."""
+"""A regular expression of more nodes is too large."""
+
+_MOST_STEPS: Final = 150_000
+"""How many tokens are read and nodes written for all grammars of one request. It is done on the
+event loop, at a few microseconds a step. Any single grammar has enough of them."""
 
 _MOST_PATTERN_CHARS: Final = 32_768
 
 _SIGNS: Final = re.compile(r"[\\^$.|?*+()\[\]{}/\n\r\t-]")
-_ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))")
+_ESCAPE: Final = re.compile(r"\\(?:U([0-9a-fA-F]{8})|u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))")
 _LETTERS: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}
 _CONTROLS: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
@@ -54,7 +59,7 @@ _COMMON: Final = {
 
 _TOKEN: Final = re.compile(
     r"""
-    (?P<space>[ \t\f\r]+|//[^\n]*|\#[^\n]*)
+    (?P<space>\s*+(?://|\#)[^\n]*|[ \t\f\r]+)  # a comment has the line break before it
     |(?P<line>\n\s*)
     |(?P<string>"(?:[^"\\\n]|\\.)*"i?)
     |(?P<regex>/(?!/)(?:[^/\\\n]|\\.)+/[imslux]*)
@@ -92,39 +97,58 @@ class _Repeated(NamedTuple):
 _Node = _Text | _Name | _Sequence | _Choice | _Repeated
 
 
-def input_pattern(syntax: str, definition: str, param: str) -> str:
+class StepBudget:
+    """The steps that are left for the grammars of one request."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = _MOST_STEPS
+
+    def spend(self, param: str) -> None:
+        """Count one step. Raises :class:`RequestError`, which names ``param``, if none is left."""
+        self._left -= 1
+        if self._left < 0:
+            _refuse(param, "the grammars of the request are too large together")
+
+
+def input_pattern(syntax: str, definition: str, param: str, budget: StepBudget) -> str:
     """Return the regular expression that a whole input matches.
 
     ``syntax`` is `lark` or `regex`. Raises :class:`RequestError`, which names ``param``, for a
-    grammar that can't be read, or not be written as a regular expression.
+    grammar that can't be read, or not be written as a regular expression, and if ``budget`` is
+    spent.
     """
     if syntax == "regex":
         return f"^(?:{_unanchored(definition)})$"
     try:
-        return _lark_pattern(definition, param)
+        return _lark_pattern(definition, param, budget)
     except RecursionError as error:
         raise _refusal(param, "it is nested too deeply") from error
 
 
-def _lark_pattern(definition: str, param: str) -> str:
-    reader = _Reader(_tokens(definition, param), param)
+def _lark_pattern(definition: str, param: str, budget: StepBudget) -> str:
+    reader = _Reader(_tokens(definition, param, budget), param)
     reader.read()
     if "start" not in reader.rules:
         _refuse(param, "it has no rule `start`")
-    for depth in range(_DEEPEST, 0, -1):
+    depth = _DEEPEST
+    while depth > 0:
+        writer = _Writer(reader.rules, depth, param, budget)
         try:
-            return _pattern_of(reader, _Writer(reader.rules, depth, param), param)
+            return _pattern_of(reader, writer, param)
         except _TooLargeError:
-            continue
+            # Any depth that no rule has reached gives the same nodes again.
+            depth = writer.reached - 1
     raise _refusal(
         param, f"as a regular expression it has more than {_MOST_PATTERN_CHARS} characters"
     )
 
 
 def _pattern_of(reader: _Reader, writer: _Writer, param: str) -> str:
-    skipped = writer.written(_Choice(reader.skipped), "", Counter()) if reader.skipped else ""
+    skipped = writer.written(_Choice(reader.skipped), "") if reader.skipped else ""
     skip = f"(?:{skipped})*" if skipped else ""
-    written = writer.written(_Name("start"), skip, Counter())
+    written = writer.written(_Name("start"), skip)
     if written is None:
         _refuse(param, "no text follows it")
     return f"^(?:{written}{skip})$"
@@ -144,55 +168,63 @@ class _Writer:
     """Writes the rules of a grammar as regular expressions. A rule may be within itself less than
     ``depth`` times."""
 
-    def __init__(self, rules: Mapping[str, _Node], depth: int, param: str) -> None:
+    def __init__(
+        self, rules: Mapping[str, _Node], depth: int, param: str, budget: StepBudget
+    ) -> None:
+        self.reached = 0
+        """How often a rule has been within itself, itself included."""
         self._rules = rules
         self._depth = depth
         self._param = param
+        self._budget = budget
         self._nodes = 0
+        self._within: Counter[str] = Counter()
+        """How often the node that is being written is within each rule."""
 
-    def written(self, node: _Node, skip: str, within: Counter[str]) -> str | None:
+    def written(self, node: _Node, skip: str) -> str | None:
         """Return the pattern of a node; None if no text matches it that is not nested too deeply.
 
-        ``skip`` matches what may stand before each terminal, ``within`` counts the rules that the
-        node is within. Raises :class:`_TooLargeError`.
+        ``skip`` matches what may stand before each terminal. Raises :class:`_TooLargeError`.
         """
+        self._budget.spend(self._param)
         self._nodes += 1
         if self._nodes > _MOST_NODES:
             raise _TooLargeError
-        pattern = self._pattern(node, skip, within)
+        pattern = self._pattern(node, skip)
         if pattern is not None and len(pattern) > _MOST_PATTERN_CHARS:
             raise _TooLargeError
         return pattern
 
-    def _pattern(self, node: _Node, skip: str, within: Counter[str]) -> str | None:
+    def _pattern(self, node: _Node, skip: str) -> str | None:
         match node:
             case _Text(pattern):
                 return skip + pattern
             case _Name(name):
-                return self._rule(name, skip, within)
+                return self._rule(name, skip)
             case _Sequence(parts):
-                patterns = [self.written(part, skip, within) for part in parts]
+                patterns = [self.written(part, skip) for part in parts]
                 return None if None in patterns else "".join(filter(None, patterns))
             case _Choice(parts):
-                found = [self.written(part, skip, within) for part in parts]
+                found = [self.written(part, skip) for part in parts]
                 possible = list(dict.fromkeys(one for one in found if one is not None))
                 return f"(?:{'|'.join(possible)})" if possible else None
             case _Repeated(part, how_often):
-                once = self.written(part, skip, within)
+                once = self.written(part, skip)
                 if once is None:
                     return "" if how_often in ("?", "*") else None
                 return f"(?:{once}){how_often}"
 
-    def _rule(self, name: str, skip: str, within: Counter[str]) -> str | None:
+    def _rule(self, name: str, skip: str) -> str | None:
         if name not in self._rules:
             _refuse(self._param, f"it uses `{name}`, which it does not define")
-        if within[name] >= self._depth:
+        if self._within[name] >= self._depth:
             return None
-        inner = within + Counter([name])
-        if _is_terminal(name):
-            pattern = self.written(self._rules[name], "", inner)
-            return None if pattern is None else f"{skip}{pattern}"
-        return self.written(self._rules[name], skip, inner)
+        self._within[name] += 1
+        self.reached = max(self.reached, self._within[name])
+        terminal = _is_terminal(name)
+        pattern = self.written(self._rules[name], "" if terminal else skip)
+        self._within[name] -= 1
+        return f"{skip}{pattern}" if terminal and pattern is not None else pattern
 
 
 def _is_terminal(name: str) -> bool:
@@ -207,9 +239,10 @@ def _refusal(param: str, reason: str) -> RequestError:
     return invalid(param, f"can't be enforced: {reason}.")
 
 
-def _tokens(text: str, param: str) -> Iterator[tuple[str, str]]:
+def _tokens(text: str, param: str, budget: StepBudget) -> Iterator[tuple[str, str]]:
     position = 0
     while position < len(text):
+        budget.spend(param)
         found = _TOKEN.match(text, position)
         if found is None:
             _refuse(param, f"it is not Lark at {short(text[position : position + 20])}")
@@ -361,11 +394,13 @@ class _Reader:
 
 
 def _character(found: re.Match[str]) -> str:
-    number, letter = found[1] or found[2], found[3]
-    if not number:
+    *numbers, letter = found.groups()
+    number = next(filter(None, numbers), None)
+    if number is None:
         return _LETTERS.get(letter, letter)
-    # Half of a pair is no character.
-    return chr(int(number, 16)).encode("utf-8", "replace").decode()
+    code = int(number, 16)
+    # Half of a pair is no character, and neither is what lies beyond the last one.
+    return chr(code).encode("utf-8", "replace").decode() if code <= sys.maxunicode else "?"
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -20,7 +20,7 @@ from lmx.router.schema.requests.conversation.tools import (
     function_object,
     refuse_second,
 )
-from lmx.router.schema.requests.responses.grammar import input_pattern
+from lmx.router.schema.requests.responses.grammar import StepBudget, input_pattern
 from lmx.router.schema.validation import TEXT, FreeObject, Strict, invalid, missing, short, type_of
 
 MAX_GRAMMAR_CHARS: Final = 65_536
@@ -215,6 +215,7 @@ def offered_tools(
     called: dict[str, CalledTool] = {}
     functions: list[dict[str, Any]] = []
     left_out: list[str] = []
+    budget = StepBudget()
     for source, param in ((tools, "tools"), (further, "")):
         for place, tool, namespace in _flattened(source, param):
             if isinstance(tool, ServerTool):
@@ -230,7 +231,7 @@ def offered_tools(
                 None if namespace is None else namespace.name,
                 custom=isinstance(tool, CustomTool),
             )
-            functions.append(_function(name, tool, namespace, place))
+            functions.append(_function(name, tool, namespace, place, budget))
     return _chosen(functions, called, left_out, choice, parallel=parallel)
 
 
@@ -247,7 +248,11 @@ def _flattened(
 
 
 def _function(
-    name: str, tool: FunctionTool | CustomTool, namespace: NamespaceTool | None, place: str
+    name: str,
+    tool: FunctionTool | CustomTool,
+    namespace: NamespaceTool | None,
+    place: str,
+    budget: StepBudget,
 ) -> dict[str, Any]:
     texts = [namespace.description if namespace else None, tool.description]
     if isinstance(tool, FunctionTool):
@@ -257,7 +262,8 @@ def _function(
     form = tool.format if isinstance(tool.format, GrammarFormat) else None
     if form is not None:
         texts.append(f"The input has this form ({form.syntax}):\n{form.definition}")
-        value["pattern"] = input_pattern(form.syntax, form.definition, f"{place}.format.definition")
+        param = f"{place}.format.definition"
+        value["pattern"] = input_pattern(form.syntax, form.definition, param, budget)
     about = "\n".join(filter(None, texts)) or None
     parameters = {
         "type": "object",

@@ -17,7 +17,7 @@ from lmx.protocol.states import StructureKind, ToolChoice
 from lmx.router.media.source import MediaSource
 from lmx.router.rendering.responses.sealing import sealed, sealing_key
 from lmx.router.rendering.responses.tools import CalledTool
-from lmx.router.schema.requests.responses.grammar import input_pattern
+from lmx.router.schema.requests.responses.grammar import StepBudget, input_pattern
 from lmx.router.schema.requests.responses.responses import (
     Asked,
     asked_of,
@@ -399,6 +399,10 @@ ADD: "+" | "-"
 """
 
 
+def pattern_of(syntax: str, definition: str) -> str:
+    return input_pattern(syntax, definition, "p", StepBudget())
+
+
 @pytest.mark.parametrize(
     ("grammar", "good", "bad"),
     [
@@ -408,11 +412,18 @@ ADD: "+" | "-"
         ('start: [WORD] (";" WORD)*\n%import common (WORD, WS)', "a;b", "a;"),
         ('start: "*" /a\\/b/ "\\n" // end\n', "*a/b\n", "*a/b"),
         (r'start: "\u00e9\x41\ud800\"\\"', '\u00e9A?"\\', "x"),
+        (r'start: "\U0001F600\UFFFFFFFF"', "\U0001f600?", "U0001F600"),
+        ('# top\nstart: "a"\n // c\n\n | b # d\n// e\nb: "b"', "b", "c"),
     ],
 )
 def test_a_grammar_as_a_regular_expression(grammar: str, good: str, bad: str) -> None:
-    pattern = input_pattern("lark", grammar, "p")
+    pattern = pattern_of("lark", grammar)
     assert re.fullmatch(pattern, good) and not re.fullmatch(pattern, bad)
+
+
+LARGE = "start: a\n" + "".join(
+    f"{one}: {' '.join([other] * 9)}\n" for one, other in itertools.pairwise("abcdefgh")
+) + 'h: "xxxxxxxxxxxx"'  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -421,15 +432,36 @@ def test_a_grammar_as_a_regular_expression(grammar: str, good: str, bad: str) ->
         "start: a", "b: /x/", "start: start", 'start: "a', 'start: "a" &', "start: <x>",
         "start: " + "(" * 20_000,
         "%declare A\nstart: A", "%import other.A\nstart: A", 'start{x}: "a"',
-        "start: a\n" + "".join(
-            f"{one}: {' '.join([other] * 9)}\n" for one, other in itertools.pairwise("abcdefgh")
-        ) + 'h: "xxxxxxxxxxxx"',
+        LARGE,
     ],
 )  # fmt: skip
 def test_a_grammar_that_can_t_be_enforced(grammar: str) -> None:
     with pytest.raises(RequestError) as caught:
-        input_pattern("lark", grammar, "tools[0].format.definition")
-    assert caught.value.param == "tools[0].format.definition"
+        pattern_of("lark", grammar)
+    assert caught.value.param == "p"
+
+
+def mutual(names: int) -> str:
+    """A grammar that is too large to every depth but the first."""
+    return f'start: a\na: "x" | {"b " * names}\nb: "y" | {"a " * names}\n'
+
+
+@pytest.mark.parametrize("grammar", [mutual(28), "start: A\nA: /x/\nb: " + "A " * 30_000])
+def test_the_grammars_of_a_request_have_a_limit_together(grammar: str) -> None:
+    form = {"type": "grammar", "syntax": "lark", "definition": grammar}
+    tools = [{"type": "custom", "name": f"t{n}", "format": form} for n in range(3)]
+    assert asked(tools=tools[:1])[0].tools.called
+    code, param = fault(tools=tools)
+    assert code is ErrorCode.INVALID_VALUE and param in {
+        f"tools[{n}].format.definition" for n in (1, 2)
+    }
+
+
+def test_a_grammar_without_recursion_is_written_to_one_depth() -> None:
+    budget = StepBudget()
+    for _ in range(5):  # to all depths, two of them would spend it
+        with pytest.raises(RequestError, match="it has more than"):
+            input_pattern("lark", LARGE, "p", budget)
 
 
 @given(st.lists(st.sampled_from([
@@ -438,7 +470,7 @@ def test_a_grammar_that_can_t_be_enforced(grammar: str) -> None:
 ]), max_size=14))  # fmt: skip
 def test_any_grammar_is_written_or_refused(pieces: list[str]) -> None:
     try:
-        pattern = input_pattern("lark", "start: " + " ".join(pieces), "p")
+        pattern = pattern_of("lark", "start: " + " ".join(pieces))
     except RequestError as error:
         assert error.param == "p"
     else:
@@ -447,5 +479,5 @@ def test_any_grammar_is_written_or_refused(pieces: list[str]) -> None:
 
 def test_a_regular_expression_holds_for_all_of_the_input() -> None:
     for pattern in ("a|b", "^(a|b)$", "^a|b$"):
-        assert re.fullmatch(input_pattern("regex", pattern, "p"), "b")
-    assert input_pattern("regex", r"a\$", "p") == r"^(?:a\$)$"
+        assert re.fullmatch(pattern_of("regex", pattern), "b")
+    assert pattern_of("regex", r"a\$") == r"^(?:a\$)$"
