@@ -17,6 +17,7 @@ from lmx.worker.formats.family import (
     UnmarkedForm,
 )
 from lmx.worker.formats.forms.json import (
+    COMMON_KEYS,
     CallKeys,
     json_arguments,
     json_array,
@@ -102,7 +103,9 @@ _COHERE2_MOE: Final = Family(
     name="cohere2_moe",
     calls=(
         json_calls(
-            "<|START_ACTION|>", "<|END_ACTION|>", CallKeys(("tool_name", "name"), ("parameters",))
+            "<|START_ACTION|>",
+            "<|END_ACTION|>",
+            CallKeys(("tool_name", "name"), COMMON_KEYS.arguments),
         ),
     ),
     grammar=CallGrammar(

@@ -23,8 +23,9 @@ class CallKeys(NamedTuple):
 
 COMMON_KEYS: Final = CallKeys(("name",), ("arguments", "parameters"))
 
-# Other keys that a bare call may have. With any further key the object is data and not a call.
-_HARMLESS: Final = frozenset({"type", "id", "function"})
+# Other keys that a call may have. With any further key a bare object is data and not a call, and
+# so is one without arguments: they may be what stands under that key.
+_HARMLESS: Final = frozenset({"type", "id", "tool_call_id", "function"})
 
 _FENCE: Final = "```"
 _FENCED_LANGUAGES: Final = frozenset({"", "json", "tool_call"})
@@ -186,7 +187,10 @@ def _read_call(feed: TextFeed, sink: PartSink, keys: CallKeys, bare: bool) -> St
             feed.read(1)
             break
         key = yield from read_key(feed)
-        if key is None or (bare and key not in (*keys.name, *keys.arguments, *_HARMLESS)):
+        if key is None:
+            return outcome
+        is_foreign = key not in (*keys.name, *keys.arguments, *_HARMLESS)
+        if bare and is_foreign and outcome is _Outcome.NO_CALL:
             return outcome
         yield from feed.skip()
         if outcome is _Outcome.CALLED:
@@ -207,13 +211,12 @@ def _read_call(feed: TextFeed, sink: PartSink, keys: CallKeys, bare: bool) -> St
                 name = _name(text)
                 if name not in sink.names:
                     return outcome
-    if outcome is _Outcome.NO_CALL and (found := _call_of(members, keys, bare)):
+    if outcome is _Outcome.NO_CALL and (found := _call_of(members, keys, bare, sink)):
         name, arguments = found
-        if name in sink.names:
-            feed.unmark()
-            sink.begin_call(name)
-            sink.arguments(arguments)
-            outcome = _Outcome.CALLED
+        feed.unmark()
+        sink.begin_call(name)
+        sink.arguments(arguments)
+        outcome = _Outcome.CALLED
     return outcome
 
 
@@ -235,25 +238,29 @@ def _name(text: str) -> str | None:
     return value.strip() if isinstance(value, str) else None
 
 
-def _call_of(members: Mapping[str, str], keys: CallKeys, bare: bool) -> tuple[str, str] | None:
+def _call_of(
+    members: Mapping[str, str], keys: CallKeys, bare: bool, sink: PartSink
+) -> tuple[str, str] | None:
     """Return name and arguments of a whole object, given the text of each member."""
     function = json.loads(members.get("function", "null"))
     if isinstance(function, dict):
         # OpenAI's API has this form in its history.
         try:
-            members = {key: json_text(value) for key, value in function.items()}
+            inner = {key: json_text(value) for key, value in function.items()}
         except ValueError:
             return None  # 1e999 has become infinity.
+        members = {**members, **inner}
     name = next((_name(members[key]) for key in keys.name if key in members), None)
     arguments = next((members[key] for key in keys.arguments if key in members), None)
-    if name is None or (arguments is None and bare):
+    if name is None or name not in sink.names or (arguments is None and bare):
         return None
     value = json.loads(arguments or "null")
     if isinstance(value, str):
         arguments = value
         value = object_of(value)
     elif value is None:
-        return name, "{}"
+        others = members.keys() - {*keys.name, *keys.arguments, *_HARMLESS}
+        return None if others and sink.parameters(name)["properties"] else (name, "{}")
     return (name, arguments) if isinstance(value, dict) and arguments else None
 
 

@@ -177,6 +177,10 @@ def test_arguments_come_as_they_are_made() -> None:
         (PARIS + "}", [WEATHER]),
         (PARIS[:-1], [WEATHER]),
         ('{"name": "now", "arguments": {}, "why": [1, {}]}', [("now", {})]),
+        # A tool without parameters; one whose parameters may all be left out.
+        ('{"name": "now", "why": "It is late.", "args": {}}', [("now", {})]),
+        ('{"type": "function", "name": "get_weather"}', [("get_weather", {})]),
+        ('{"function": {"name": "get_weather"}, "arguments": {"city": "Paris"}}', [WEATHER]),
     ],
 )
 def test_what_models_make_of_the_form(text: str, expected: list[Any]) -> None:
@@ -207,6 +211,13 @@ def test_mistakes_in_strings_that_are_mended() -> None:
         '<tool_call>{"name" "get_weather"}</tool_call>',
         "<tool_call>get_weather(city='x')</tool_call>",
         "<tool_call></tool_call>",
+        # What may be its arguments must not vanish.
+        '<tool_call>{"name": "get_weather", "args": {"city": "x"}}</tool_call>',
+        '<tool_call>{"input": {"city": "x"}, "name": "get_weather"}</tool_call>',
+        '<tool_call>{"name": "get_weather", "arguments ": {"city": "x"}}</tool_call>',
+        '<tool_call>{"name": "get_weather", "arguments": null, "city": "x"}</tool_call>',
+        '<tool_call>{"function": {"name": "get_weather", "input": {"city": "x"}}}</tool_call>',
+        '<tool_call>{"function": {"name": "get_weather"}, "input": {"city": "x"}}</tool_call>',
         '<tool_call>{"arguments": {"a": ' + "[" * 300 + '}, "name": "now"}</tool_call>',
         '<tool_call>{"arguments": {"a": ' + "9" * 5000 + '}, "name": "now"}</tool_call>',
         "a <tool_cal",
@@ -305,6 +316,9 @@ def test_one_call_is_enough_where_calls_are_not_parallel() -> None:
         (f"{PARIS}\n\nThat is it.", 1, "That is it."),
         (f"```json\n{PARIS}", 1, ""),
         (f"{PARIS} {CALL}", 2, ""),
+        # What stands behind the arguments belongs to the call.
+        (f'{PARIS[:-1]}, "description": "x"}}', 1, ""),
+        (f'[{PARIS[:-1]}, "why": ["}}"]}}, {PARIS}]\nSo.', 2, "So."),
     ],
 )
 def test_bare_calls(tool_parser: str | None, text: str, calls: int, content: str) -> None:
@@ -322,6 +336,7 @@ def test_bare_calls(tool_parser: str | None, text: str, calls: int, content: str
         '{"name": "get_weather"}',
         '{"name": "Ann", "arguments": {}}',
         '{"city": "Paris", "name": "get_weather", "arguments": {}}',
+        '{"name": "get_weather", "city": "Paris", "arguments": {}}',
         '{"answer": {"name": "get_weather", "arguments": {}}}',
         '["name", "get_weather"]',
         '{"name": "get_weather", "arguments": ',
@@ -365,6 +380,7 @@ PIECES = st.sampled_from([
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<", "tool", "\n\n", " ", "é🙂", CALL,
     PARIS, "```json\n", "```", "[", "]", "{", "}", ",", '"', "\\", '{"name": "now", "arguments": ',
     "1", "true", "<tool", "_call>", "Hi", '{"name": "x"}', "[TOOL_CALLS]", "now[ARGS]",
+    '{"name": "get_weather", "args": {}}', f'{PARIS[:-1]}, "why": 1}}',
 ])  # fmt: skip
 
 
