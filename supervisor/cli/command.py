@@ -55,8 +55,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def wrapped(*args: Any, **kwargs: Any) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         import_structlog()  # most commands do, and with rich it takes twice as long
-        if sys.stdin is None:  # whoever started the command closed it
-            sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115  for as long as the process
+        for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+            if getattr(sys, name) is None:  # whoever started the command closed it
+                stream = open(os.devnull, mode)  # noqa: PTH123, SIM115  as long as the process
+                setattr(sys, name, stream)
         try:
             function(*args, **kwargs)
         except LmxError as error:

@@ -106,10 +106,9 @@ def bench(
       lmx bench lmx=http://127.0.0.1:8000 other=http://127.0.0.1:8080 --svg compared.svg
       lmx bench http://studio:8000 --scenario mixed --scenario agent --seconds 600
     """
-    from rich.console import Console
-
     from lmx.supervisor.cli.bench import plot, report
     from lmx.supervisor.cli.views.json_output import json_text
+    from lmx.supervisor.cli.views.progress import make_console
 
     chosen = tuple(SCENARIOS) if "all" in scenarios else scenarios or QUICK
     phases = phases_of(chosen, Sizes(clients, prompts, tokens), seconds, rounds)
@@ -124,7 +123,7 @@ def bench(
             raise click.UsageError(f"{file}: there is no folder {file.absolute().parent}")
     click.echo(_plan_words(phases, rounds, len(remotes), seconds), err=True)
     measured, targets = asyncio.run(_measure(remotes, models or (None,), phases, rounds, limit_s))
-    report.print_tables(Console(), measured, targets)
+    report.print_tables(make_console(), measured, targets)
     if json_file is not None:
         content = report.file_content(measured, targets, seconds, rounds)
         json_file.write_text(json_text(content) + "\n")

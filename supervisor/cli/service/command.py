@@ -1,6 +1,7 @@
 """The commands ``lmx service ...``."""
 
 import os
+import signal
 import sys
 
 import click
@@ -75,6 +76,8 @@ def logs(system: bool, lines: int, follow: bool) -> None:
     from lmx.supervisor.cli.service import changes
 
     arguments = changes.log_command(lines, system=system, follow=follow)
+    # Python ignores it, and what is ignored stays so in the program.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     os.execvp(arguments[0], arguments)  # noqa: S606  no shell
 
 

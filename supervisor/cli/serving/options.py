@@ -156,7 +156,7 @@ def _entries(names: Sequence[str], config: Path | None) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name in names:
         if name in known:
-            found[str(known[name]["id"])] = known[name]
+            found[str(known[name].get("id"))] = known[name]  # the configuration says if it has none
         elif name not in added:
             try:
                 model_id, source = named_source(name)

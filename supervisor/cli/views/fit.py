@@ -30,7 +30,7 @@ def print_fit(config: Config, home: Home, names: tuple[str, ...], as_json: bool)
     :class:`OperationError` for a model that isn't known or can't be read, and if they do not fit
     together with any settings."""
     models = {name: named_model(config, name) for name in names}
-    if len({model.source for model in models.values()}) < len(names):
+    if len({(model.id, model.source) for model in models.values()}) < len(names):
         raise OperationError(ErrorCode.INVALID_VALUE, "a model is named twice")
     budget = budget_of(config)
     ladders = {

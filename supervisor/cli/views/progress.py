@@ -188,7 +188,8 @@ def print_started(console: Console, status: SystemStatus) -> None:
     if not status.workers:
         console.print(_NO_MODELS)
     elif router.urls:
-        console.print(f"talk with `lmx chat`, or in a browser: {url.removesuffix('v1')}")
+        talk = f"talk with `lmx chat`, or in a browser: {url.removesuffix('v1')}"
+        console.print(talk, markup=False)
     console.print("`lmx status` shows how it is, `lmx stop` ends it")
 
 

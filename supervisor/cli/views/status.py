@@ -34,7 +34,7 @@ def print_status(console: Console, status: SystemStatus) -> None:
     if router.batches:
         console.print(f"batches     {router.batches} under way, {router.batch_lines:,} lines left")
     if router.announced_url is not None:
-        console.print(f"announced   {router.announced_url}")
+        console.print(f"announced   {escape(router.announced_url)}")
     console.print(
         f"memory      {format_bytes(supervisor.reserved_bytes)} of "
         f"{format_bytes(supervisor.budget_bytes)} reserved"

@@ -11,9 +11,10 @@ import orjson
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from click.testing import CliRunner
 
 from lmx.protocol.errors import OperationError
-from lmx.supervisor.cli.bench import plot, report
+from lmx.supervisor.cli.bench import command, plot, report
 from lmx.supervisor.cli.bench.figures import Figures, Run, Sample, figures_of, percentile
 from lmx.supervisor.cli.bench.machine import model_name
 from lmx.supervisor.cli.bench.processes import ServerProcesses
@@ -318,6 +319,22 @@ async def test_a_slow_server_does_not_take_for_ever(monkeypatch: pytest.MonkeyPa
             http, [target(url)], phases, 1, seed="s", limit_s=0.1, progress=lambda _: None
         )
     assert measured.is_late
+
+
+def test_a_table_in_a_file_has_all_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = Measured()
+    (phase,) = phases_of(("concurrency",), Sizes(clients=(1,), prompts=(50,)), 1, 1)
+    measured.runs[phase, "A"] = [Run(tuple(samples("", (0, 2, 10))), 1.0, 5)]
+
+    async def measure_nothing(*_: object) -> tuple[Measured, list[Target]]:
+        return measured, []
+
+    monkeypatch.setattr(command, "_measure", measure_nothing)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    done = CliRunner().invoke(command.bench, ["http://127.0.0.1:1"])
+    assert done.exit_code == 0, done.output
+    for column in ("REQUESTS", "FAILED", "CPU ms/TOKEN", "MEMORY"):
+        assert column in done.output
 
 
 def test_the_plot_is_xml_and_names_are_escaped() -> None:

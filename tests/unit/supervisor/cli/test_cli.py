@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
 from lmx.supervisor.cli import command as commands
 from lmx.supervisor.cli import download, machines, operations
 from lmx.supervisor.cli.main import main
+from lmx.supervisor.cli.service import changes
 from lmx.supervisor.cli.serving import background
 from lmx.supervisor.cli.views import events as events_view
 from lmx.supervisor.cli.views.events import EventCursor, show_events
@@ -111,6 +113,38 @@ def test_a_stdin_that_is_closed_is_an_empty_one(monkeypatch: pytest.MonkeyPatch)
             assert (stdin.isatty(), stdin.read()) == (False, "")
 
     reads()
+
+
+def test_what_is_said_where_an_output_is_closed_goes_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+
+    @commands.command
+    def says() -> None:
+        with sys.stdout as stdout, sys.stderr as stderr:
+            assert (stdout.isatty(), stdout.write("a"), stderr.write("a")) == (False, 1, 1)
+
+    says()
+
+
+def test_a_program_that_shows_the_service_s_log_ends_with_its_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(changes, "log_command", lambda *_, **__: ["tail"])
+    before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    started: list[object] = []
+
+    def execvp(*_: object) -> None:
+        started.append(signal.getsignal(signal.SIGPIPE))
+
+    monkeypatch.setattr(os, "execvp", execvp)
+    try:
+        assert run("service", "logs").exit_code == 0
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+    assert started == [signal.SIG_DFL]
 
 
 def test_a_model_is_found_by_its_short_name(home: Home) -> None:

@@ -17,7 +17,12 @@ from lmx.protocol.messages.control import Event
 from lmx.protocol.messages.status import ModelStatus, SystemStatus
 from lmx.protocol.token_rates import TokenRates
 from lmx.supervisor.cli.views.events import event_line
-from lmx.supervisor.cli.views.progress import LoadProgress, PlainConsole, print_welcome
+from lmx.supervisor.cli.views.progress import (
+    LoadProgress,
+    PlainConsole,
+    print_started,
+    print_welcome,
+)
 from lmx.supervisor.cli.views.status import print_status
 from lmx.supervisor.cli.views.top import top_frame
 from lmx.supervisor.cli.views.words import doing, memory_words, remarks, router_words, trouble
@@ -117,6 +122,16 @@ def rendered(what: Any, width: int) -> list[str]:
     else:
         console.print(what)
     return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def test_an_ipv6_address_is_no_markup() -> None:
+    url = "http://[fd12:3456::1]:8000/v1"
+    found = status(model_line("a"))
+    found = replace(found, router=replace(found.router, urls=(url,), announced_url=url))
+    assert f"announced   {url}" in rendered(found, 80)
+    out = io.StringIO()
+    print_started(Console(file=out, width=80, highlight=False, soft_wrap=True), found)
+    assert f"in a browser: {url.removesuffix('v1')}" in out.getvalue()
 
 
 def test_what_was_remarked_at_the_load_has_a_line_of_its_own() -> None:

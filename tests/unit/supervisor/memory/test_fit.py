@@ -93,6 +93,11 @@ def test_what_is_printed_is_a_configuration_that_fits(
         print_fit(config_of(tmp_path, "1MiB"), home, ("a", "b"), False)
     with pytest.raises(OperationError, match="named twice"):
         print_fit(config_of(tmp_path, "64GiB"), home, ("a", "a"), False)
+    models = config_of(tmp_path, "64GiB").models
+    one_folder = models[1].model_copy(update={"source": models[0].source})
+    twins = config_of(tmp_path, "64GiB").model_copy(update={"models": (models[0], one_folder)})
+    print_fit(twins, home, ("a", "b"), False)
+    assert "They fit as they are." in capsys.readouterr().out
 
 
 def test_the_lines_for_models_that_the_file_does_not_have(

@@ -64,6 +64,12 @@ def test_models_by_every_kind_of_name(home: Path) -> None:
     assert config.models[0].context_length == 64
 
 
+def test_a_model_without_an_id_is_a_mistake_in_the_configuration(home: Path) -> None:
+    (home / "lmx.yaml").write_text("models:\n  - {source: /x, aliases: [me]}\n")
+    with pytest.raises(OperationError, match=r"models\.1st\.id.* it is required"):
+        served("me")
+
+
 def test_short_names_in_the_variable(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMX_MODELS", "Qwen3-8B,mine=qwen3-0.6b")
     assert [(model.id, model.source) for model in served().models] == [
