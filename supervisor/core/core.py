@@ -353,7 +353,7 @@ class Core:
         slot = self.slots.get(model_id)
         if slot is None:
             return
-        if slot.worker is None and slot.state is not SlotState.QUEUED:
+        if slot.state is not SlotState.QUEUED:
             slot = slot.with_files(replace(slot.files, path=None))
         self._store.put(inspect_files(slot, self._actions))
 

@@ -118,6 +118,11 @@ class SlotStore:
         self.put(slot)
         if slot.state is not SlotState.QUEUED or slot.plan is not None:
             return
+        if found.problem is None and not found.whole:
+            # Its folder was deleted, or its source was changed, after it was fetched.
+            self._drop_path(slot)
+            self.step(model_id, events.FilesMissing(), now_s)
+            return
         problem = context_problem(slot.model, slot.files.facts.context_tokens)
         try:
             if problem is not None:
@@ -126,11 +131,17 @@ class SlotStore:
                 )
             plan = self._actions.plan_memory(slot.model, found)
         except LmxError as error:
+            if found.problem is not None and not found.by_host:
+                self._drop_path(slot)
             event = events.NotStarted(error, by_host=found.by_host, jitter=random.random())
             self.step(model_id, event, now_s)
             return
         self.put(replace(slot, plan=plan, files=replace(slot.files, needs=plan)))
         self.step(model_id, events.Planned(plan.reserve_bytes), now_s)
+
+    def _drop_path(self, slot: Slot) -> None:
+        """Let the model's next start fetch it again, if it is not used where it is."""
+        self.put(slot.with_files(replace(slot.files, path=None)))
 
     def _read_files(self, model_id: str, now_s: float) -> None:
         slot = self.slots[model_id]
@@ -159,6 +170,7 @@ class SlotStore:
             # Its files have changed while it waited for memory.
             reason = f"the files of {model_id} are not those of a model any more"
             error = OperationError(ErrorCode.MODEL_SOURCE_INVALID, reason)
+            self._drop_path(slot)
             self.step(model_id, events.NotStarted(error), now_s)
             return
         instance = self._actions.instance_for(slot.model)
@@ -186,9 +198,7 @@ class SlotStore:
         worker = lifecycle.spawned(instance, model_id, pid, limits, now_s)
         self.step(model_id, events.Launched(worker), now_s)
         if slot.files.unfetched:
-            # The next start fetches them again.
-            slot = self.slots[model_id]
-            self.put(slot.with_files(replace(slot.files, path=None)))
+            self._drop_path(self.slots[model_id])
         self._actions.note(
             "worker.spawned", model_id, f"{format_bytes(plan.reserve_bytes)} reserved",
             instance=instance, worker_pid=pid, reserved_bytes=plan.reserve_bytes,

@@ -49,7 +49,7 @@ from lmx.supervisor.fetch.conversion_form import (
 )
 from lmx.supervisor.fetch.made_folder import make_once
 from lmx.supervisor.fetch.progress import gb
-from lmx.supervisor.memory.files import STAMP_NAME, converted_file, part_names
+from lmx.supervisor.memory.files import STAMP_NAME, content_stamp, converted_file, part_names
 
 # A shard is spooled and then copied behind its header: while it is, it is on the disk twice.
 SHARD_BYTES = 1 << 30
@@ -364,11 +364,9 @@ def _known_facts(source: Path, models_dir: Path, path_hash: str) -> GgufFacts | 
 
 
 def _stamp_of(source: Path, facts: GgufFacts, form: Form) -> dict[str, Any]:
-    parts = [part.stat() for part in parts_of(source)]
     return {
         "source": str(source),
-        "source_bytes": sum(part.st_size for part in parts),
-        "source_mtime_ns": sum(part.st_mtime_ns for part in parts),
+        **content_stamp(parts_of(source)),
         "weight_count": facts.weight_count,
         "is_quantised": facts.is_quantised,
         "form": form,

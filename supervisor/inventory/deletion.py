@@ -79,7 +79,12 @@ class Deletion:
         self._refuse_used(ids, gone)
         with self._leaving(ids, gone):
             await self._downloads.wait_stopped()
-            freed_bytes = await delete_files(gone, self._home, ids)
+            try:
+                freed_bytes = await delete_files(gone, self._home, ids)
+            finally:
+                # Also what was deleted in part is not what was fetched.
+                for model_id in ids:
+                    self._core.files_changed(model_id)
             if gone.repo_id is not None and not gone.commits:
                 self._downloads.forget(gone.repo_id)
             self._forget(ids)
@@ -176,8 +181,6 @@ class Deletion:
             slot = self._core.slots.get(model_id)
             if slot is not None and slot.added and not slot.life.removed:
                 self._added.remove(model_id, now_s)
-            else:
-                self._core.files_changed(model_id)
         self._core.flush(now_s)
 
 

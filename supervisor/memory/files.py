@@ -106,6 +106,16 @@ def converted_file(file: Path) -> Path:
     return file.resolve() if len(parts) == 1 else file.absolute().with_name(parts[0])
 
 
+def content_stamp(parts: Iterable[Path]) -> dict[str, int]:
+    """Return the entries of a stamp that tell what is in a GGUF file, which may have several parts,
+    from what is there later. Raises ``OSError``."""
+    found = [part.stat() for part in parts]
+    return {
+        "source_bytes": sum(part.st_size for part in found),
+        "source_mtime_ns": sum(part.st_mtime_ns for part in found),
+    }
+
+
 def whole_conversion(folder: Path) -> dict[str, Any] | None:
     """Return the stamp of a folder that lmx made, None if it is not complete. What people have
     added to the folder, a drafter for example, changes nothing."""

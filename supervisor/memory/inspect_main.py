@@ -54,7 +54,14 @@ from lmx.supervisor.config.sources import (
     parse_source,
 )
 from lmx.supervisor.memory.fetched import fetched_folder
-from lmx.supervisor.memory.files import STAMP_NAME, converted_file, missing_part
+from lmx.supervisor.memory.files import (
+    STAMP_NAME,
+    content_stamp,
+    converted_file,
+    missing_part,
+    part_names,
+    read_stamp,
+)
 from lmx.supervisor.memory.inspection import (
     MOST_BYTES,
     Inspection,
@@ -115,7 +122,8 @@ def _located(found: Inspection, home: Home) -> Inspection:
     if isinstance(source, GgufSource):
         found = replace(found, gguf_path=str(converted_file(folder_path(source.path))))
     if question.path is not None:
-        return replace(found, path=question.path)
+        missing = _outdated(Path(question.path), source)
+        return replace(found, path=question.path, missing=missing)
     if isinstance(source, FolderSource):
         return replace(found, path=str(folder_path(source.path)))
     try:
@@ -124,6 +132,25 @@ def _located(found: Inspection, home: Home) -> Inspection:
         return found
     missing = missing_part(folder)
     return replace(found, path=str(folder), missing=None if missing is None else shown(missing))
+
+
+def _outdated(folder: Path, source: Source) -> str | None:
+    """Return what a folder that was fetched before lacks by now, so that it must be fetched again:
+    itself, or what its GGUF file has now. None: nothing, as far as can be seen."""
+    if isinstance(source, FolderSource):
+        return None
+    if not folder.is_dir():
+        return "the folder"
+    stamp = read_stamp(folder)
+    if stamp is None or not isinstance(source, GgufSource):
+        return None
+    file = converted_file(folder_path(source.path))
+    try:
+        content = content_stamp(file.with_name(name) for name in part_names(file.name))
+    except OSError:
+        return None  # The file is gone, and its conversion is all that is left.
+    same = content.items() <= stamp.items()
+    return None if same else shown(f"what was written to {file.name} since")
 
 
 def _source_problem(source: Source) -> str | None:

@@ -108,7 +108,7 @@ class Inspection:
     path: str | None = None
     """The model's folder. None: it is not on this machine."""
     missing: str | None = None
-    """What a fetched folder still lacks. Nothing else is read then."""
+    """What a fetched folder still lacks, or lacks by now. Nothing else is read then."""
     gguf_path: str | None = None
     """The GGUF file under which the model's conversion is kept (``files.converted_file``)."""
     kind: ModelKind | None = None

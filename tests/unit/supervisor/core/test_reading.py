@@ -1,5 +1,7 @@
 """Models whose files are still being read, and what follows once they have been."""
 
+from pathlib import Path
+
 import pytest
 
 from lmx.protocol.errors import ErrorCode, OperationError
@@ -90,6 +92,53 @@ def test_a_cold_model_has_the_problem_of_its_files_until_they_are_mended() -> No
     answer(rig, "a")
     line = next(line for line in rig.core.status(0.0) if line.model == "a")
     assert line.problem is None
+
+
+def fetched_before(*unread: str) -> CoreRig:
+    """`a` was fetched and loaded once, and is cold."""
+    rig = CoreRig({"a": 100})
+    rig.actions.remote.add("a")
+    rig.ask("a")
+    rig.actions.fetching.discard("a")
+    rig.core.fetch_ended("a", Path("/models/a"), 0.0)
+    rig.bring_up("a")
+    rig.operate(control.UnloadModel("a"))
+    rig.drains("a")
+    rig.actions.unread.update(unread)
+    return rig
+
+
+def test_a_model_whose_fetched_folder_is_gone_is_fetched_again() -> None:
+    rig = fetched_before("a")
+    requester = rig.ask("a")
+    assert rig.slot("a").state is SlotState.QUEUED
+    question = question_of(rig.slot("a").model, "/models/a")
+    rig.core.inspected("a", Inspection(question, "/models/a", "the folder"), 0.0)
+    assert (rig.state("a"), rig.actions.fetching) == ("fetching", {"a"})
+    rig.core.fetch_ended("a", Path("/models/b"), 0.0)
+    answer(rig, "a")
+    rig.bring_up("a")
+    assert isinstance(rig.answer(requester), control.Acquired)
+
+
+def test_a_model_whose_fetched_files_can_not_be_loaded_is_fetched_again_by_its_next_start() -> None:
+    rig = fetched_before("a")
+    requester = rig.ask("a")
+    rig.actions.estimate_error = OperationError(ErrorCode.MODEL_SOURCE_INVALID, "no weights")
+    answer(rig, "a", "no weights")
+    assert rig.answer(requester).message == "no weights"
+    assert rig.actions.fetching == set()
+    rig.ask("a")
+    assert rig.actions.fetching == {"a"}
+
+
+def test_what_was_pulled_while_the_model_was_loaded_is_what_it_restarts_with() -> None:
+    rig = fetched_before()
+    rig.up("a")
+    rig.core.files_changed("a")
+    rig.operate(control.RestartModel("a"))
+    rig.drains("a")
+    assert rig.actions.fetching == {"a"}
 
 
 def test_an_answer_about_another_source_is_none() -> None:

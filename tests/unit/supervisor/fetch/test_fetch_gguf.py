@@ -371,6 +371,22 @@ def test_a_conversion_is_found_under_the_file_that_it_was_made_from(tmp_path: Pa
         assert served.gguf == Path(stamp["source"])
 
 
+def test_a_conversion_whose_file_was_replaced_is_outdated(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.models.mkdir(parents=True)
+    for source, *parts in ([write_gguf(tmp_path / "one.gguf")] * 2, split_gguf(tmp_path)):
+        question = Question(str(source), str(run(source, home.models, FakeConverter())))
+        assert inspect(question, home).whole
+        os.utime(parts[-1], ns=(0, parts[-1].stat().st_mtime_ns + 1))
+        assert inspect(question, home).missing == f"what was written to {source.name} since"
+        assert str(run(source, home.models, FakeConverter())) == question.path
+        assert inspect(question, home).whole
+        source.unlink()
+        assert inspect(question, home).whole, "nothing else is left"
+        shutil.rmtree(str(question.path))
+        assert inspect(question, home).missing == "the folder"
+
+
 def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
     first, second, third = split_gguf(tmp_path)
     second.unlink()

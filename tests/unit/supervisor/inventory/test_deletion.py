@@ -102,6 +102,29 @@ def made(
     return Deletion(rig.core, others, downloads, Home(tmp_path), log, lambda: lent), deleted
 
 
+async def test_files_that_were_deleted_in_part_are_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = CoreRig({"a": 100})
+    rig.actions.remote.add("a")
+    rig.ask("a")
+    rig.core.fetch_ended("a", Path("/models/a"), 0.0)
+    rig.bring_up("a")
+    rig.operate(control.UnloadModel("a"))
+    rig.drains("a")
+    deleting, _ = made(tmp_path, monkeypatch, rig)
+
+    async def delete_files(*_: Any) -> int:
+        raise OperationError(ErrorCode.INTERNAL, "the disk is gone")
+
+    monkeypatch.setattr(deletion, "delete_files", delete_files)
+    with pytest.raises(OperationError, match="the disk is gone"):
+        await deleting.delete("a", force=False)
+    rig.actions.fetching.clear()
+    rig.ask("a")
+    assert rig.actions.fetching == {"a"}
+
+
 async def test_a_model_that_is_removed_during_its_deletion_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
