@@ -283,7 +283,7 @@ class Core:
     @property
     def no_loads(self) -> str | None:
         """Why nothing at all can be started now, None if something can."""
-        return self._placer.hindrance or self._store.hindrance
+        return self._placer.hindrance or self._store.no_starts
 
     def set_pressure(self, level: MemoryPressure, now_s: float) -> None:
         """Take how near the machine is to running out of memory. While it is near, nothing is

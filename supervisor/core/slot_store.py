@@ -56,13 +56,21 @@ class SlotStore:
     """Whether lmx is being stopped, so that nothing is started any more."""
     swaps_total: int = field(default=0, init=False)
     """How many workers were evicted for another model."""
-    hindrance: str | None = field(default=None, init=False)
-    """Why the system could not start a process, the last time."""
+    _start_failure: str | None = field(default=None, init=False)
+    """Why the system could not start a process the last time, None if it could."""
 
     def refuse_while_stopping(self) -> None:
         """Raise :class:`LmxError` (shutting_down) if lmx is being stopped."""
         if self.stopping:
             raise UnavailableError(ErrorCode.SHUTTING_DOWN, "lmx is shutting down")
+
+    @property
+    def no_starts(self) -> str | None:
+        """Why the system starts no process now; None if it can, or if no start is to follow that
+        would show whether it can again."""
+        retried = (SlotState.QUEUED, SlotState.BACKOFF)
+        waits = any(slot.state in retried for slot in self.slots.values())
+        return self._start_failure if waits else None
 
     def put(self, slot: Slot) -> None:
         """Replace the slot of a model by this value."""
@@ -185,14 +193,14 @@ class SlotStore:
         except (OSError, TypeError, ValueError, OverflowError) as error:
             self._ledger.release(instance)
             if isinstance(error, OSError):
-                self.hindrance = f"no worker can be started: {error}"
+                self._start_failure = f"no worker can be started: {error}"
             message = f"can't start a worker for {model_id}: {error}"
             problem = UnavailableError(ErrorCode.MODEL_LOAD_FAILED, message)
             by_host = isinstance(error, OSError)
             event = events.NotStarted(problem, by_host=by_host, jitter=random.random())
             self.step(model_id, event, now_s)
             return
-        self.hindrance = None
+        self._start_failure = None
         self.by_instance[instance] = model_id
         limits = self.limits(slot.model)
         worker = lifecycle.spawned(instance, model_id, pid, limits, now_s)

@@ -284,6 +284,17 @@ def test_routers_learn_that_no_process_can_be_started() -> None:
     assert rig.actions.published[-1].no_loads is None
 
 
+@pytest.mark.parametrize("given_up", [control.UnloadModel("a"), control.DrainModel("a")])
+def test_a_start_that_was_given_up_hinders_no_other(given_up: object) -> None:
+    """No later start would say that a process can be started again."""
+    rig = CoreRig({"a": 100})
+    rig.actions.spawn_error = OSError(24, "Too many open files")
+    rig.ask("a")
+    assert rig.core.no_loads is not None
+    rig.operate(given_up)
+    assert rig.core.no_loads is None
+
+
 def test_a_worker_killed_for_memory_is_a_failure_of_its_model() -> None:
     rig = CoreRig({"a": 100})
     rig.up("a")
