@@ -78,11 +78,12 @@ class FileSource(Strict):
     """The id of a file that was uploaded to /v1/files with the same key."""
 
 
-_OF_OTHER_APIS: Final = frozenset(
+_REFUSED: Final = frozenset(
     {"image_url", "input_audio", "input_image", "input_text", "input_file", "audio_url"}
-    | {"video_url", "audio", "video"}
+    | {"video_url", "audio", "video", "container_upload"}
 )
-"""Blocks of other APIs have content that must not be lost."""
+"""Blocks of other APIs, and files for a container, have content of the client's that must not be
+lost."""
 
 
 def _by_type(*types: str, others: Callable[[str], bool] = lambda kind: False) -> Discriminator:
@@ -99,7 +100,7 @@ def _by_type(*types: str, others: Callable[[str], bool] = lambda kind: False) ->
 
 
 def _is_new(kind: str) -> bool:
-    return kind not in _OF_OTHER_APIS
+    return kind not in _REFUSED
 
 
 class ImageBlock(Strict):
@@ -208,6 +209,25 @@ class DocumentBlock(Strict):
         return (("title", self.title), ("context", self.context))
 
 
+class SearchResultBlock(Strict):
+    """A text that a search of the client's has found. The model reads it as a document."""
+
+    type: Literal["search_result"]
+    """What a search has found."""
+    source: str | None = None
+    """Where it was found."""
+    title: str | None = None
+    """Its title."""
+    content: Annotated[list[TextBlock], _BLOCKS]
+    """Its text, as blocks."""
+
+    @property
+    def text(self) -> str:
+        """The result as a model reads it."""
+        notes = (("title", self.title), ("source", self.source))
+        return document_text(texts_of(self.content), notes)
+
+
 class ToolReferenceBlock(Strict):
     """The name of a tool that a search for tools has found."""
 
@@ -230,9 +250,10 @@ _ResultBlock = Annotated[
     Annotated[TextBlock, Tag("<text>")]
     | Annotated[ImageBlock, Tag("<image>")]
     | Annotated[DocumentBlock, Tag("<document>")]
+    | Annotated[SearchResultBlock, Tag("<search_result>")]
     | Annotated[ToolReferenceBlock, Tag("<tool_reference>")]
     | Annotated[HostedBlock, Tag("<other>")],
-    _by_type("text", "image", "document", "tool_reference", others=_is_new),
+    _by_type("text", "image", "document", "search_result", "tool_reference", others=_is_new),
 ]
 
 
@@ -250,7 +271,8 @@ class ToolResultBlock(Strict):
         ]
         | None
     ) = None
-    """The result: a text, or blocks of text, images and documents. Default: empty."""
+    """The result: a text, or blocks of text, images, documents and search results. Default:
+    empty."""
     is_error: bool | None = None
     """Whether the call failed. The model is informed before the result. Default: false."""
 
@@ -259,11 +281,15 @@ _Block = Annotated[
     Annotated[TextBlock, Tag("<text>")]
     | Annotated[ImageBlock, Tag("<image>")]
     | Annotated[DocumentBlock, Tag("<document>")]
+    | Annotated[SearchResultBlock, Tag("<search_result>")]
     | Annotated[ThinkingBlock, Tag("<thinking>")]
     | Annotated[ToolUseBlock, Tag("<tool_use>")]
     | Annotated[ToolResultBlock, Tag("<tool_result>")]
     | Annotated[HostedBlock, Tag("<other>")],
-    _by_type("text", "image", "document", "thinking", "tool_use", "tool_result", others=_is_new),
+    _by_type(
+        *("text", "image", "document", "search_result", "thinking", "tool_use", "tool_result"),
+        others=_is_new,
+    ),
 ]
 
 Blocks = Annotated[
@@ -287,10 +313,10 @@ def texts_of(content: str | Sequence[BaseModel] | None) -> str:
 
 
 def text_of(block: BaseModel) -> str | None:
-    """Return what a model reads of a block of text, a document or a tool's name; None of any other
-    block."""
+    """Return what a model reads of a block of text, a document, a search result or a tool's name;
+    None of any other block."""
     if isinstance(block, TextBlock):
         return block.text
     if isinstance(block, ToolReferenceBlock):
         return block.tool_name
-    return block.text if isinstance(block, DocumentBlock) else None
+    return block.text if isinstance(block, DocumentBlock | SearchResultBlock) else None

@@ -14,6 +14,7 @@ from lmx.router.schema.requests.anthropic.blocks import (
     DocumentBlock,
     HostedBlock,
     ImageBlock,
+    SearchResultBlock,
     SystemText,
     TextBlock,
     ThinkingBlock,
@@ -27,10 +28,9 @@ from lmx.router.schema.requests.conversation.messages import MAX_MESSAGES, place
 from lmx.router.schema.requests.conversation.turns import joined_texts, joined_turns
 from lmx.router.schema.validation import Strict, invalid
 
-"""Claude Code begins its system prompt with such a line, and another one for each request: all that
-follows it would never be found in the prefix cache."""
-
-_OF_THE_USER: Final = (TextBlock, ImageBlock, DocumentBlock, ToolResultBlock, HostedBlock)
+_OF_THE_USER: Final = (
+    *(TextBlock, ImageBlock, DocumentBlock, SearchResultBlock, ToolResultBlock, HostedBlock),
+)
 _OF_THE_ASSISTANT: Final = (TextBlock, ThinkingBlock, ToolUseBlock, HostedBlock)
 
 
@@ -40,8 +40,8 @@ class Turn(Strict):
     role: Literal["user", "assistant", "system"]
     """Who speaks. Turns of the same role that follow each other are one turn."""
     content: Blocks
-    """A text, or blocks: text; of the user also images, documents and results of tools; of the
-    assistant also thoughts and calls."""
+    """A text, or blocks: text; of the user also images, documents, search results and results of
+    tools; of the assistant also thoughts and calls."""
 
 
 Turns = Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

@@ -113,6 +113,33 @@ def test_documents_are_text() -> None:
     )
 
 
+def test_search_results_are_documents() -> None:
+    found = {
+        "type": "search_result",
+        "source": "https://a.example/faq",
+        "title": "FAQ",
+        "content": text("one", "two"),
+        "citations": {"enabled": True},
+    }
+    bare = {"type": "search_result", "source": "s", "content": []}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [bare, *text("1 found")]}
+    call = {"type": "tool_use", "id": "c", "name": "search", "input": {}}
+    turns = (
+        {"role": "user", "content": [found, *text("Sum up.")]},
+        {"role": "assistant", "content": [call]},
+        {"role": "user", "content": [result]},
+    )
+    wanted, made, _ = parse_messages(body(*turns))
+    assert wanted.left_out == []
+    contents = [message["content"] for message in made.messages or ()]
+    assert contents == [
+        "<document>\n<title>FAQ</title>\n<source>https://a.example/faq</source>\none\ntwo\n"
+        "</document>\nSum up.",
+        "",
+        "<document>\n<source>s</source>\n\n</document>\n1 found",
+    ]
+
+
 def test_an_answer_continues_with_the_assistant_s_turn() -> None:
     assert not generate(USER).continue_final_message
     begun = generate(USER, {"role": "assistant", "content": "The best is ("})
@@ -229,6 +256,9 @@ BLOCK = "messages[0].content[0]"
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
          ErrorCode.INVALID_TYPE, f"{BLOCK}.source"),
         ({"messages": [{"role": "user", "content": [{"type": "video"}]}]},
+         ErrorCode.UNSUPPORTED_VALUE, BLOCK),
+        ({"messages": [{"role": "user", "content": [
+            {"type": "container_upload", "file_id": "file_1"}]}]},
          ErrorCode.UNSUPPORTED_VALUE, BLOCK),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
          ErrorCode.MISSING_PARAMETER, f"{BLOCK}.tool_use_id"),
