@@ -2,6 +2,7 @@
 deleted: that is done in :mod:`lmx.supervisor.inventory.deletion`."""
 
 import asyncio
+import contextlib
 import json
 import shutil
 import sys
@@ -13,7 +14,9 @@ from typing import Any, Final
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.memory.files import whole_conversion
 
-_DEADLINE_S: Final = 60.0
+_SCAN_S: Final = 60.0
+_DELETE_S: Final = 3600.0
+"""Whatever is large takes long to delete on a slow disk, and half of it deleted helps nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ async def scan_hub() -> list[CachedRepo]:
             repo["modified_s"],
             tuple(_snapshot(each) for each in repo["snapshots"]),
         )
-        for repo in await _hub_main("scan")
+        for repo in await _hub_main("scan", within_s=_SCAN_S, done="read")
     ]
 
 
@@ -82,7 +85,9 @@ def _snapshot(found: dict[str, Any]) -> Snapshot:
 async def delete_from_hub(repo_id: str, commits: Sequence[str]) -> int:
     """Delete commits of a repository from the hub's cache, or the whole repository if none is
     named. Returns the bytes that this frees on the disk. Raises :class:`OperationError`."""
-    answer = await _hub_main("delete", repo_id, *commits)
+    answer = await _hub_main(
+        "delete", repo_id, *commits, within_s=_DELETE_S, done=f"cleared of {repo_id}"
+    )
     return int(answer["freed_bytes"])
 
 
@@ -98,21 +103,25 @@ async def delete_folder(folder: Path) -> int:
 
 
 def _conversions(models: Path) -> list[Conversion]:
-    found = []
-    for folder in sorted(models.glob("*")):
-        stamp = whole_conversion(folder)
+    found = map(_conversion, sorted(models.glob("*")))
+    return [made for made in found if made is not None]
+
+
+def _conversion(folder: Path) -> Conversion | None:
+    stamp = whole_conversion(folder)
+    # What another program wrote has no source, and what it deletes meanwhile has no size.
+    with contextlib.suppress(OSError, KeyError, TypeError):
         if stamp is not None:
-            modified_s = folder.stat().st_mtime
             source = None if "bits" in stamp else Path(stamp["source"])
-            found.append(Conversion(folder, source, _size_bytes(folder), modified_s))
-    return found
+            return Conversion(folder, source, _size_bytes(folder), folder.stat().st_mtime)
+    return None
 
 
 def _delete_folder(folder: Path) -> int:
     if not folder.is_dir() or folder.is_symlink():
         return 0
-    before_bytes = _size_bytes(folder)
     try:
+        before_bytes = _size_bytes(folder)
         shutil.rmtree(folder)
     except OSError as error:
         raise OperationError(
@@ -122,22 +131,26 @@ def _delete_folder(folder: Path) -> int:
 
 
 def _size_bytes(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+    size_bytes = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            size_bytes += path.lstat().st_size if path.is_file() else 0
+    return size_bytes
 
 
-async def _hub_main(*arguments: str) -> Any:
+async def _hub_main(*arguments: str, within_s: float, done: str) -> Any:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "lmx.supervisor.fetch.cache", *arguments,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     try:
-        async with asyncio.timeout(_DEADLINE_S):
+        async with asyncio.timeout(within_s):
             out, err = await process.communicate()
     except TimeoutError as error:
         raise OperationError(
             ErrorCode.INTERNAL,
-            f"the hub's cache was not read within {_DEADLINE_S:g} s: is its disk there?",
+            f"the hub's cache was not {done} within {within_s:g} s: is its disk there?",
         ) from error
     finally:
         if process.returncode is None:

@@ -1,5 +1,6 @@
 """What on a disk is a model, whose it is, and what goes when it is deleted."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.states import DownloadStatus, QuantizedBits
 from lmx.supervisor.config.model import ModelConfig
 from lmx.supervisor.config.sources import parse_source
+from lmx.supervisor.inventory import disk
 from lmx.supervisor.inventory.disk import CachedRepo, Conversion, Snapshot
 from lmx.supervisor.inventory.download_records import Download
 from lmx.supervisor.inventory.on_disk import DeletionPlan, Served, available, plan_deletion, users
+from lmx.supervisor.memory.files import STAMP_NAME, file_sizes
 
 ROOT = Path("/cache/models--org--m")
 MAIN = Snapshot("a" * 40, ("main",), ROOT / "snapshots" / ("a" * 40), None)
@@ -147,3 +150,43 @@ def test_a_draft_model_and_adapters_are_needed_too() -> None:
     assert users(old, models, [REPO]) == ("drafted", "folder", "hub")
     made = plan_deletion(QUANTIZED.path.name, [], [QUANTIZED])
     assert users(made, models, [REPO]) == ("quantized",)
+
+
+async def test_a_deletion_may_take_longer_than_a_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--org--m" / "snapshots").mkdir(parents=True)
+    monkeypatch.setattr(disk, "_SCAN_S", 0.0)
+    with pytest.raises(OperationError, match="not read within 0 s"):
+        await disk.scan_hub()
+    assert await disk.delete_from_hub("org/m", ()) == 0
+    assert not (tmp_path / "models--org--m").exists()
+    monkeypatch.setattr(disk, "_DELETE_S", 0.0)
+    with pytest.raises(OperationError, match="not cleared of org/m within 0 s"):
+        await disk.delete_from_hub("org/m", ())
+
+
+async def test_folders_that_change_meanwhile_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, stamp in (("a", {"source": "/a.gguf"}), ("b", {}), ("c", {"source": 3})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "w.safetensors").write_bytes(b"123")
+        whole = {**stamp, "files": file_sizes(tmp_path / name)}
+        (tmp_path / name / STAMP_NAME).write_text(json.dumps(whole))
+    (made,) = await disk.scan_conversions(tmp_path)
+    assert made.source == Path("/a.gguf")
+    is_file = Path.is_file
+
+    def deletes(path: Path) -> bool:
+        found = is_file(path)
+        if path.name == "w.safetensors":
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(disk, "whole_conversion", lambda folder: {"source": "/a.gguf"})
+    monkeypatch.setattr(Path, "is_file", deletes)
+    sizes = [each.size_bytes for each in await disk.scan_conversions(tmp_path)]
+    stamps = (tmp_path / name / STAMP_NAME for name in "abc")
+    assert sizes == [stamp.stat().st_size for stamp in stamps]
