@@ -4,6 +4,7 @@ import json
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import mlx.core as mx
 import numpy as np
@@ -25,6 +26,7 @@ from lmx.protocol.messages.tasks import (
 from lmx.protocol.states import ModelKind
 from lmx.worker.engine.interfaces import Engine
 from lmx.worker.engine.values import TaskPlan
+from lmx.worker.mlx.encoders import encoder
 from lmx.worker.mlx.encoders.encoder import CPU_PIECE_TOKENS, cut
 from tests.support.models.tiny_encoders import (
     CLS,
@@ -164,6 +166,40 @@ def test_an_input_that_is_too_long_is_cut_off_where_that_is_asked_for(tmp_path: 
     np.testing.assert_allclose(cut_off, embed(engine, "x" * 18, "ab"), atol=near(1e-6))
     with pytest.raises(RequestError, match=r"42 tokens.* 20 "):
         embed(engine, "x" * 40)
+
+
+def test_a_text_that_cannot_fit_is_not_tokenized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder, "_LEAST_REFUSED_CHARACTERS", 300)
+    folder = add_sentence_transformers(make_bert(tmp_path / "m"), max_tokens=20)
+    engine = loaded(folder)
+    with pytest.raises(RequestError, match="301 characters") as caught:
+        embed(engine, "a", "x" * 301)
+    assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+    assert caught.value.param == "input[1]"
+    cut_off = embed(engine, "x" * 1000, truncate=True)
+    np.testing.assert_allclose(cut_off, embed(engine, "x" * 18), atol=near(1e-6))
+
+
+def test_texts_that_are_tokenized_apart_have_the_same_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = loaded(add_sentence_transformers(make_bert(tmp_path / "m")))
+    expected = embed(engine, *TEXTS)
+    monkeypatch.setattr(encoder, "_CHARACTERS_AT_ONCE", 8)
+    np.testing.assert_array_equal(embed(engine, *TEXTS), expected)
+    with pytest.raises(RequestError) as caught:
+        embed(engine, *TEXTS, "x" * 100)
+    assert caught.value.param == f"input[{len(TEXTS)}]"
+
+
+@given(st.lists(st.integers(1, 50), min_size=1), st.integers(1, 120))
+def test_what_is_tokenized_at_once_is_all_in_order(lengths: list[int], limit: int) -> None:
+    with mock.patch.object(encoder, "_CHARACTERS_AT_ONCE", limit):
+        parts = [lengths[part] for part in encoder.tokenized_at_once(lengths)]
+    assert [length for part in parts for length in part] == lengths
+    assert all(part and (len(part) == 1 or sum(part) <= limit) for part in parts)
 
 
 def test_the_context_can_be_configured_up_to_the_positions(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from lmx.protocol.messages.tasks import Embed, Rerank, Scores, Tokenize
 from lmx.protocol.states import ModelKind
 from lmx.worker.engine.interfaces import Engine
 from lmx.worker.engine.values import TaskPlan
+from lmx.worker.mlx.encoders import encoder
 from tests.support.models.tiny_encoders import (
     CLS,
     SEP,
@@ -134,6 +135,35 @@ def test_a_pair_that_is_too_long_is_refused_by_name(tmp_path: Path) -> None:
         rerank(engine, "a", "x" * 90)
     assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
     assert caught.value.param == "documents[1]"
+
+
+def test_a_query_that_is_too_long_is_refused_before_it_is_in_any_pair(tmp_path: Path) -> None:
+    engine = loaded(make_bert(tmp_path, labels=1))
+    with pytest.raises(RequestError, match=r"`query` has 102 tokens.* 64 ") as caught:
+        rerank(engine, *("a",) * 3, query="x" * 100)
+    assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
+    assert caught.value.param == "query"
+
+
+@pytest.mark.parametrize(("document", "param"), [("a", "query"), ("x" * 2_000_000, "documents[0]")])
+def test_a_text_that_cannot_fit_is_not_tokenized(tmp_path: Path, document: str, param: str) -> None:
+    query = "a" if param != "query" else "x" * 2_000_000
+    with pytest.raises(RequestError, match="2000000 characters") as caught:
+        rerank(loaded(make_bert(tmp_path, labels=1)), document, query=query)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("make", [lambda path: make_bert(path, labels=1), make_qwen3])
+def test_pairs_that_are_tokenized_apart_have_the_same_scores(
+    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = loaded(make(tmp_path))
+    expected = rerank(engine, *DOCUMENTS)
+    monkeypatch.setattr(encoder, "_CHARACTERS_AT_ONCE", 15)
+    assert rerank(engine, *DOCUMENTS) == expected
+    with pytest.raises(RequestError) as caught:
+        rerank(engine, "a", "b", "x" * 2000)
+    assert caught.value.param == "documents[2]"
 
 
 def test_what_is_no_reranking_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The engine of embedding models."""
 
+from array import array
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from lmx.worker.mlx.encoders.encoder import (
     LoadedEncoder,
     cut,
     load_encoder,
+    tokenized_at_once,
 )
 from lmx.worker.mlx.encoders.folder import EncoderSettings
 from lmx.worker.mlx.model.token_text import check_tokens
@@ -107,21 +109,31 @@ class MlxEmbedder:
         return TaskPlan(sum(lengths), pieces)
 
     def _rows(self, task: Embed) -> Sequence[Sequence[int]]:
-        rows: Sequence[Sequence[int]] = task.tokens
         if task.texts:
+            return self._tokenized(task.texts, truncate=task.truncate)
+        for index, row in enumerate(task.tokens):
+            self._inputs.check_length(len(row), f"input[{index}]")
+            check_tokens(row, self._encoder.facts.vocabulary_size, f"input[{index}]")
+        return task.tokens
+
+    def _tokenized(self, texts: Sequence[str], *, truncate: bool) -> Sequence[Sequence[int]]:
+        if truncate:
+            texts = [self._inputs.cut_text(text) for text in texts]
+        for index, text in enumerate(texts):
+            self._inputs.check_text(text, f"input[{index}]")
+        rows: list[Sequence[int]] = []
+        for part in tokenized_at_once([len(text) for text in texts]):
             # It is said in any case, because the files of some tokenizers switch truncation on.
             encoded = self._encoder.tokenizer(
-                list(task.texts),
-                truncation=task.truncate,
-                max_length=self._encoder.facts.context_tokens if task.truncate else None,
+                list(texts[part]),
+                truncation=truncate,
+                max_length=self._encoder.facts.context_tokens if truncate else None,
                 padding=False,
                 verbose=False,
             )
-            rows = encoded["input_ids"]
-        for index, row in enumerate(rows):
-            self._inputs.check_length(len(row), f"input[{index}]")
-            if not task.texts:
-                check_tokens(row, self._encoder.facts.vocabulary_size, f"input[{index}]")
+            for index, row in enumerate(encoded["input_ids"], len(rows)):
+                self._inputs.check_length(len(row), f"input[{index}]")
+                rows.append(array("i", row))
         return rows
 
     def _embed(self, rows: Any) -> np.ndarray[Any, Any]:

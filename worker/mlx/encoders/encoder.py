@@ -4,7 +4,7 @@ cache.
 It also cuts many sequences into batches, one for each forward pass.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +31,13 @@ GPU_PIECE_TOKENS: Final = 8192
 """The most tokens of one forward pass, padding included: about a second of a small model's time, in
 which no other piece is computed. Measured with MiniLM and the reference BLAS on one core: 180
 tokens a second."""
+
+_LEAST_REFUSED_CHARACTERS: Final = 1 << 20
+"""A text that is no longer than this is tokenized in any case, in about a second: some tokenizers
+make one token of a word of any length, and none of spaces."""
+
+_CHARACTERS_AT_ONCE: Final = 1 << 18
+"""So much text is tokenized in one call, which returns some hundred bytes for each token."""
 
 ReadModel = Callable[[Path, EncoderSettings], Any]
 """Returns mlx-vlm's model of a folder, with its weights not read yet."""
@@ -78,6 +85,10 @@ class EncoderInputs:
 
     def __init__(self, encoder: LoadedEncoder) -> None:
         self._context_tokens = encoder.facts.context_tokens
+        longest_token = max(map(len, encoder.tokenizer.get_vocab()))
+        self._most_characters = max(
+            _LEAST_REFUSED_CHARACTERS, (self._context_tokens + 1) * longest_token
+        )
         self._pad_id = encoder.tokenizer.pad_token_id or 0
         self._token_tasks = TokenTasks(
             encoder.tokenizer,
@@ -88,6 +99,21 @@ class EncoderInputs:
     def reply(self, task: TokenTask) -> TaskReply:
         """Answer a task with the tokenizer. Prompt thread. Raises ``RequestError``."""
         return self._token_tasks.reply(task)
+
+    def check_text(self, text: str, param: str) -> None:
+        """Raise ``RequestError`` for a text that can't fit whatever its tokens are. Prompt thread:
+        tokenizing 15 MB takes 17 s, in which all other inputs wait."""
+        if len(text) > self._most_characters:
+            raise RequestError(
+                ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+                f"`{param}` has {len(text)} characters, and this model takes "
+                f"{self._context_tokens} tokens at most: shorten it, or split it.",
+                param=param,
+            )
+
+    def cut_text(self, text: str) -> str:
+        """Return a text without an end that no truncated input has. Prompt thread."""
+        return text[: self._most_characters]
 
     def check_length(self, tokens: int, param: str) -> None:
         """Raise ``RequestError`` for an input that is empty or too long. Prompt thread."""
@@ -144,6 +170,17 @@ def _context(settings: EncoderSettings, configured: int | None) -> int:
     """Return the longest input that is accepted: the configured length, else that of the
     training."""
     return effective_context(settings.position_tokens, configured or settings.context_tokens)
+
+
+def tokenized_at_once(lengths: Sequence[int]) -> Iterator[slice]:
+    """Yield which of some texts with so many characters to tokenize in one call, in order. Pure."""
+    begin = characters = 0
+    for index, length in enumerate(lengths):
+        if index > begin and characters + length > _CHARACTERS_AT_ONCE:
+            yield slice(begin, index)
+            begin, characters = index, 0
+        characters += length
+    yield slice(begin, len(lengths))
 
 
 def cut(lengths: Sequence[int], limit_tokens: int) -> list[list[int]]:

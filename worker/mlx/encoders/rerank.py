@@ -1,6 +1,7 @@
 """The engine of rerank models: cross-encoders, and Qwen3's form that answers yes or no."""
 
 import math
+from array import array
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from lmx.worker.mlx.encoders.encoder import (
     LoadedEncoder,
     cut,
     load_encoder,
+    tokenized_at_once,
 )
 from lmx.worker.mlx.encoders.folder import EncoderSettings
 from lmx.worker.mlx.model.library import open_checkpoint
@@ -87,6 +89,7 @@ class MlxReranker:
     def __init__(self, encoder: LoadedEncoder, form: _Form) -> None:
         """Compute one small piece."""
         self._inputs = EncoderInputs(encoder)
+        self._tokenizer = encoder.tokenizer
         self._piece_tokens = encoder.piece_tokens
         self._form = form
         self._compute(0, [0], [[0, 1]], None)
@@ -114,11 +117,8 @@ class MlxReranker:
         return Scores(stream_id, tuple(indexes), tuple(scores))
 
     def _plan_rerank(self, task: Rerank) -> TaskPlan:
-        queries = task.queries or (task.query,) * len(task.documents)
-        rows, types = self._form.pairs(queries, task.documents)
+        rows, types = self._tokenized(task)
         lengths = [len(row) for row in rows]
-        for index, length in enumerate(lengths):
-            self._inputs.check_length(length, f"documents[{index}]")
         pieces = [
             partial(
                 self._compute,
@@ -130,6 +130,29 @@ class MlxReranker:
             for batch in cut(lengths, self._piece_tokens)
         ]
         return TaskPlan(sum(lengths), pieces)
+
+    def _tokenized(self, task: Rerank) -> tuple[_Rows, _Rows | None]:
+        """Return the tokens of all pairs, and their types. Nothing that is too long is tokenized
+        more than once: a query is in as many pairs as there are documents."""
+        queries = task.queries or (task.query,) * len(task.documents)
+        for query in dict.fromkeys(queries):
+            self._inputs.check_text(query, "query")
+        for index, document in enumerate(task.documents):
+            self._inputs.check_text(document, f"documents[{index}]")
+        if not task.queries:
+            # No pair has fewer tokens than its query.
+            tokens = len(self._tokenizer.encode(task.query, truncation=False, verbose=False))
+            self._inputs.check_length(max(1, tokens), "query")
+        rows: list[Sequence[int]] = []
+        types: list[Sequence[int]] = []
+        pairs = zip(queries, task.documents, strict=True)
+        for part in tokenized_at_once([len(query) + len(document) for query, document in pairs]):
+            more, more_types = self._form.pairs(queries[part], task.documents[part])
+            for index, row in enumerate(more, len(rows)):
+                self._inputs.check_length(len(row), f"documents[{index}]")
+                rows.append(array("i", row))
+            types += (array("b", row) for row in more_types or ())
+        return rows, types or None
 
 
 class _CrossEncoder:
