@@ -168,11 +168,18 @@ function spoken(turn) {
   return `${turn.text.slice(0, LONGEST_ANNOUNCED)} ${calls}`.trim();
 }
 
-function send() {
+async function send() {
   const text = at("say").value.trim();
   const files = attachments.files();
   if (runsIn(shown.id) || !(text || files.length)) return;
-  if (!shown.model) return options.askForKey(false);
+  // The page may have been opened before there was a model.
+  shown.model ||= at("model").value || models.firstModel();
+  if (!shown.model) {
+    // It says itself what is wrong with the key or the server.
+    if (await models.refreshModels()) return;
+    if (models.firstModel()) return send();
+    return attachments.refuse("This server has no model that chats.");
+  }
   at("say").value = "";
   composer.grow();
   attachments.clear();

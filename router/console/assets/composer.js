@@ -3,7 +3,7 @@
 // that sends.
 
 import { files } from "./attachments.js";
-import { at, icon } from "./dom.js";
+import { at, composes, icon } from "./dom.js";
 
 /** Begins to listen.
  *  @param {() => void} send
@@ -19,15 +19,15 @@ export function listen(send, stop, runs) {
   at("say").addEventListener("input", grow);
   at("files").addEventListener("change", () => showSend(runs()));
   at("say").addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    if (event.key !== "Enter" || event.shiftKey || composes(event)) return;
     event.preventDefault();
     if (!runs()) send();
   });
   at("say").addEventListener("input", () => showSend(runs()));
   document.addEventListener("keydown", (event) => {
-    // An open dialog or menu is closed by it first.
-    if (event.key !== "Escape" || document.querySelector("dialog[open], .popup:not([hidden])")) return;
-    if (at("chat").hidden) return;
+    // What is open or typed in is closed or emptied by it first.
+    if (event.key !== "Escape" || event.defaultPrevented || composes(event)) return;
+    if (at("chat").hidden || document.querySelector("dialog[open], #sidebar input:focus")) return;
     if (runs()) stop();
   });
   showSend(false);

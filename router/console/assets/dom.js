@@ -123,6 +123,11 @@ export async function copyBy(button, text) {
   setTimeout(() => button.classList.remove("done"), 1500);
 }
 
+/** Returns whether a key belongs to a word that is still composed, as Japanese and Chinese are. Safari
+ *  says so of the key that ends the word by its code alone.
+ *  @param {KeyboardEvent} event */
+export const composes = (event) => event.isComposing || event.keyCode === 229;
+
 /** Has screen readers say a text, once.
  *  @param {string} text */
 export function announce(text) {

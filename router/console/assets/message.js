@@ -4,7 +4,7 @@
 import { runOf } from "./answers.js";
 import { sizeOf } from "./attachments.js";
 import { siblings } from "./conversation.js";
-import { copyBy, h, iconButton } from "./dom.js";
+import { composes, copyBy, h, iconButton } from "./dom.js";
 import { drawing } from "./markdown.js";
 
 /** @typedef {import("./conversation.js").Conversation} Conversation */
@@ -52,7 +52,7 @@ function question(conversation, turn, actions) {
           if (event.key === "Escape") {
             event.stopPropagation();
             close();
-          } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+          } else if (event.key === "Enter" && !event.shiftKey && !composes(event)) {
             event.preventDefault();
             form.requestSubmit();
           }

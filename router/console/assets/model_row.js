@@ -10,12 +10,15 @@ import { menu } from "./popups.js";
 
 /** @typedef {Record<string, any>} Value */
 /** @typedef {{text: string, strong?: string, bad?: boolean, after?: string}} Note */
-/** @typedef {{free_bytes: number, note?: Note, busy: string}} Around */
+/** @typedef {Note & {at_s: number}} Said What an action came to, and when. */
+/** @typedef {{free_bytes: number, note?: Said, busy: string}} Around */
 
 const GOOD = ["ready"];
 const PASSING = ["queued", "fetching", "starting", "loading", "backoff", "draining", "stopping"];
 const BAD = ["failed", "quarantined"];
 const LAST_EXIT_S = 600;
+const SAID_S = 60;
+const STALLED_S = 5;
 const KINDS = /** @type {Record<string, string>} */ ({ image: "sees", audio: "hears", video: "watches" });
 const CELLS = ["Reserved", "Measured", "Rows", "Queue", "tok/s", "TTFT", "Prefix hits", "Expires"];
 
@@ -131,8 +134,8 @@ export function makeRow(console, run) {
       open.title = now.source;
       drawBadges();
       dot.className = `dot ${dotOf(now.state)}`;
-      write(state, stateOf(now));
       const passed_s = Math.max(0, Date.now() / 1000 - now.at_s);
+      write(state, stateOf(now, passed_s));
       const there = Boolean(now.pid);
       const texts = [
         now.reserved_bytes ? size(now.reserved_bytes) : now.needed_bytes ? `needs ${size(now.needed_bytes)}` : "–",
@@ -165,10 +168,12 @@ function write(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** @param {Value} model */
-function stateOf(model) {
+/** @param {Value} model
+ *  @param {number} passed_s Since the model's figures were taken. */
+function stateOf(model, passed_s) {
   if (model.phase) return `${model.state} · ${model.phase}${model.fraction === null ? "" : ` ${Math.round(100 * model.fraction)} %`}`;
-  if (model.stalled_s > 5) return `${model.state} · no progress for ${duration(model.stalled_s)}`;
+  // It is sent again when it passes this limit, and then runs on.
+  if (model.stalled_s > STALLED_S) return `${model.state} · no progress for ${duration(model.stalled_s + passed_s)}`;
   if (model.retry_in_s !== null && model.state === "backoff") return "restarting";
   return model.state;
 }
@@ -179,11 +184,12 @@ function stateOf(model) {
  *  @param {number} passed_s Since the model's figures were taken.
  *  @returns {Note | null} */
 function noteOf(model, around, passed_s) {
-  if (around.note) return around.note;
+  const last = model.last_exit;
+  const { note } = around;
+  if (note && Date.now() / 1000 - note.at_s < SAID_S && !(last?.at_s > note.at_s)) return note;
   if (model.position) return { text: `Waits for memory, as number ${model.position}. It needs ${size(model.needed_bytes)}.` };
   const again = model.retry_in_s !== null ? ` It is started again in ${duration(Math.max(0, model.retry_in_s - passed_s))}.` : "";
   if (model.problem) return { text: model.problem, bad: true, after: again };
-  const last = model.last_exit;
   if (last && Date.now() / 1000 - last.at_s < LAST_EXIT_S) return { ...exitNote(last), after: again };
   if (model.state !== "cold" || !model.needed_bytes) return null;
   const lacks = model.needed_bytes - around.free_bytes;

@@ -18,7 +18,7 @@ const ONE_ALONE = /** @type {[string, string]} */ (["", "+ model"]);
 let models = [];
 let keyed = false;
 let again = 0;
-/** @type {((wrong: boolean) => void)} */
+/** @type {() => void} */
 let needsKey = () => {};
 
 /** Returns the chosen model as GET /v1/models has it; nothing where there is none.
@@ -37,7 +37,7 @@ export function firstModel() {
 /** Begins to listen.
  *  @param {(model: string) => void} chosen
  *  @param {(model: string) => void} secondChosen Called with the one that answers too; empty for none.
- *  @param {(wrong: boolean) => void} onKey Called where a key is missing, or not right. */
+ *  @param {() => void} onKey Called where a key is missing, or not right. */
 export function listen(chosen, secondChosen, onKey) {
   needsKey = onKey;
   at("model").addEventListener("change", () => {
@@ -45,7 +45,10 @@ export function listen(chosen, secondChosen, onKey) {
     chosen(at("model").value);
     showState();
   });
-  document.addEventListener("visibilitychange", () => document.hidden || refreshModels());
+  // Whoever looks at another view is not asked for the key of the chat.
+  const shown = () => document.hidden || at("chat").hidden || refreshModels();
+  document.addEventListener("visibilitychange", shown);
+  window.addEventListener("hashchange", shown);
   at("model").addEventListener("focus", () => refreshModels());
   at("second").addEventListener("change", () => {
     secondChosen(at("second").value);
@@ -76,9 +79,9 @@ function fill(select, chosen, first) {
   select.value = chosen;
 }
 
-/** Asks the server for its models and its health. Returns whether it answered.
- *  @param {boolean} wasGiven Whether a key was given just now. */
-export async function refreshModels(wasGiven = false) {
+/** Asks the server for its models and its health. Returns why it did not answer; null where it did.
+ *  @returns {Promise<ApiError | null>} */
+export async function refreshModels() {
   const banner = at("health");
   try {
     const { status, reason } = await health();
@@ -88,17 +91,17 @@ export async function refreshModels(wasGiven = false) {
     models = all.filter((model) => (model.kind ?? "chat") === "chat");
     offerRecording(all.find(({ kind, state }) => kind === "transcription" && state === "ready")?.id ?? "");
     chooseModels(at("model").value || firstModel(), at("second").value);
-    return true;
+    return null;
   } catch (/** @type {any} */ error) {
     if (error instanceof ApiError && error.status === 401) {
       keyed = true;
       models = [];
-      needsKey(wasGiven);
+      needsKey();
     } else {
       banner.textContent = error.message;
       if (error.code === "no_answer" || error.status >= 500) lookAgain();
     }
-    return false;
+    return error;
   } finally {
     banner.hidden = !banner.textContent;
   }

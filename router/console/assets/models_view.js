@@ -33,7 +33,7 @@ export function mount(root, console) {
   let drawing = false;
   /** @type {Map<string, ReturnType<typeof makeRow>>} */
   const rows = new Map();
-  /** @type {Map<string, import("./model_row.js").Note>} */
+  /** @type {Map<string, import("./model_row.js").Said>} */
   const notes = new Map();
   /** @type {Map<string, string>} What is being done with a model. */
   const busy = new Map();
@@ -68,7 +68,7 @@ export function mount(root, console) {
         schedule();
       },
       note: (note) => {
-        if (note) notes.set(id, note);
+        if (note) notes.set(id, { ...note, at_s: Date.now() / 1000 });
         else notes.delete(id);
         schedule();
       },

@@ -54,27 +54,32 @@ export function listen(emptied, onTaken) {
 /** Opens the dialog because a key is needed, or was requested.
  *  @param {string} fault */
 export function openOptions(fault) {
+  // What was typed and chosen in it stays.
+  if (at("options").open) return fault && showFault(fault);
   showKey(fault);
   showStorage();
   at("remember").checked = isRemembered() || !key();
-  if (!at("options").open) at("options").showModal();
+  at("options").showModal();
   at("key").focus();
 }
 
-/** Says that the key which is sent is missing, or not right.
- *  @param {boolean} wasGiven Whether it was given just now. */
-export function askForKey(wasGiven) {
-  openOptions(key() || wasGiven ? WRONG : "");
+/** Says that the key which is sent is missing, or not right. */
+export function askForKey() {
+  openOptions(key() ? WRONG : "");
 }
 
 async function give() {
   const given = at("key").value.trim();
   const fault = faultOfKey(given);
-  if (fault) return showKey(fault);
+  if (fault) return showFault(fault);
   const before = key();
   const remembered = isRemembered();
   useKey(given, at("remember").checked);
-  if (await refreshModels(true)) {
+  // While one is checked, Enter gives no other one.
+  at("key-save").disabled = true;
+  const error = await refreshModels();
+  at("key-save").disabled = false;
+  if (!error) {
     taken();
     at("options").close();
     at("say").focus();
@@ -82,14 +87,20 @@ async function give() {
     // One that was right stays; nothing that is wrong is kept.
     if (before) useKey(before, remembered);
     else forgetKey();
+    showFault(error.status === 401 ? WRONG : error.message);
     at("key").select();
   }
 }
 
 /** @param {string} fault */
-function showKey(fault) {
+function showFault(fault) {
   at("key-fault").textContent = fault;
   at("key-fault").hidden = !fault;
+}
+
+/** @param {string} fault */
+function showKey(fault) {
+  showFault(fault);
   at("key").value = fault ? at("key").value : "";
   at("key-state").textContent = key()
     ? `A key is set, kept ${isRemembered() ? "in this browser" : "in this tab"}.`

@@ -2,12 +2,13 @@
 // Menus that open below a button.
 
 document.addEventListener("click", (event) => closePopups(/** @type {Node} */ (event.target)));
-document.addEventListener("keydown", (event) => event.key === "Escape" && closePopups(null));
+document.addEventListener("keydown", (event) => event.key === "Escape" && closePopups(null) && event.preventDefault());
 
-/** Closes every menu but the one that was clicked in.
+/** Closes every menu but the one that was clicked in. Returns whether any was open.
  *  @param {Node | null} inside */
 export function closePopups(inside) {
-  for (const popup of document.querySelectorAll(".popup:not([hidden])")) {
+  const open = document.querySelectorAll(".popup:not([hidden])");
+  for (const popup of open) {
     const menu = /** @type {HTMLElement} */ (popup.parentElement);
     if (inside && menu.contains(inside) && !popup.contains(inside)) continue;
     const button = /** @type {HTMLElement | null} */ (menu.querySelector("[aria-expanded]"));
@@ -16,6 +17,7 @@ export function closePopups(inside) {
     /** @type {HTMLElement} */ (popup).hidden = true;
     button?.setAttribute("aria-expanded", "false");
   }
+  return open.length > 0;
 }
 
 /** Has a button open a menu. Both stand in one element of the class `menu`.

@@ -1,7 +1,6 @@
 // @ts-check
 // Adding and pulling models: the dialog, and the downloads with their progress.
 
-import { events } from "./live.js";
 import { h } from "./dom.js";
 import { size } from "./format.js";
 import { planOf, showPlan } from "./plan.js";
@@ -10,17 +9,18 @@ import { planOf, showPlan } from "./plan.js";
 
 const PATH = "admin/models/download";
 const SHOWN_FOR_S = 3600;
+const LOOK_AGAIN_MS = 1000;
 
 /** Makes the dialog and the list of downloads.
  *  @param {import("./console.js").Console} console */
 export function makePulls(console) {
-  const ending = new AbortController();
-  /** @type {Map<string, Value>} */
-  const downloads = new Map();
   /** @type {Map<string, ReturnType<typeof makeEntry>>} */
   const entries = new Map();
-  /** @type {Set<string>} */
-  const followed = new Set();
+  let requests = 0;
+  let again = 0;
+  let follows = false;
+  let failed = false;
+  let ended = false;
   const list = h("ul", { class: "downloads", role: "list" });
   const element = h("section", { class: "card", "aria-label": "Downloads", hidden: true }, h("h2", {}, "Downloads"), list);
 
@@ -76,13 +76,13 @@ export function makePulls(console) {
     event.preventDefault();
     const text = wanted();
     if (!text) return;
+    if (name.value.trim() || context.value) return say("A name and a context are for Add: leave them empty to pull.");
     try {
       // A short name stands for a repository.
       const repository = text.includes("/") ? text : (await planOf(console, text)).model;
-      const download = await console.request(PATH, { body: { repo_id: repository } });
+      await console.request(PATH, { body: { repo_id: repository } });
       dialog.close();
-      take(download);
-      follow(download.download_id);
+      refresh();
     } catch (/** @type {any} */ error) {
       say(error.message);
     }
@@ -102,14 +102,9 @@ export function makePulls(console) {
     }
   }
 
-  /** @param {Value} download */
-  function take(download) {
-    downloads.set(download.download_id, { ...downloads.get(download.download_id), ...download });
-    draw();
-  }
-
-  function draw() {
-    const shown = [...downloads.values()].filter((one) => one.status === "downloading" || !one.ended_at || Date.now() / 1000 - one.ended_at < SHOWN_FOR_S);
+  /** @param {Value[]} downloads */
+  function draw(downloads) {
+    const shown = downloads.filter((one) => one.status === "downloading" || !one.ended_at || Date.now() / 1000 - one.ended_at < SHOWN_FOR_S);
     element.hidden = !shown.length;
     const ids = new Set(shown.map((one) => one.download_id));
     for (const [id, { element: gone }] of entries) {
@@ -149,50 +144,39 @@ export function makePulls(console) {
     if (one.status === "completed") return `complete${one.model_id ? `, served as ${one.model_id}` : ""}`;
     if (one.status !== "downloading") return `${one.status}${one.error ? `: ${one.error.message}` : ""}`;
     const total = one.estimated_size_bytes ? ` of ${size(one.estimated_size_bytes)}` : "";
-    const got = `${size(one.downloaded_bytes ?? one.estimated_size_bytes)}${total}`;
-    return `${Math.floor(one.progress_percent)} % · ${got} · ${one.speed_mbps ?? 0} Mbit/s`;
+    return `${Math.floor(one.progress_percent)} % · ${size(one.downloaded_bytes)}${total} · ${one.speed_mbps} Mbit/s`;
   }
 
   /** @param {Value} one */
   async function cancel(one) {
     try {
-      take(await console.request(`${PATH}/${encodeURIComponent(one.download_id)}`, { method: "DELETE" }));
+      await console.request(`${PATH}/${encodeURIComponent(one.download_id)}`, { method: "DELETE" });
+      refresh();
     } catch (error) {
       console.fail(error);
     }
   }
 
-  /** @param {string} id */
-  async function follow(id) {
-    if (followed.has(id)) return;
-    followed.add(id);
-    try {
-      const response = await console.open(`${PATH}/${encodeURIComponent(id)}/progress`, { signal: ending.signal });
-      for await (const { data } of events(/** @type {any} */ (response.body))) {
-        const value = JSON.parse(data);
-        if (value.status) take(value.status === "downloading" ? value : { ...value, ended_at: Date.now() / 1000 });
-      }
-    } catch (error) {
-      if (!ending.signal.aborted) console.fail(error);
-    } finally {
-      followed.delete(id);
-    }
-  }
-
+  /** Shows the downloads, and looks again while one is under way. A stream for each would take the
+   *  few connections that a browser has for a server. */
   async function refresh() {
+    if (ended) return;
+    clearTimeout(again);
+    const mine = ++requests;
     try {
-      const answer = await console.request(PATH);
-      for (const download of answer.downloads) {
-        downloads.set(download.download_id, { ...downloads.get(download.download_id), ...download });
-        if (download.status === "downloading") follow(download.download_id);
-      }
-      draw();
+      const { downloads } = await console.request(PATH);
+      if (ended || mine !== requests) return;
+      draw(downloads);
+      failed = false;
+      follows = downloads.some((/** @type {Value} */ one) => one.status === "downloading");
     } catch (error) {
-      if (!ending.signal.aborted) console.fail(error);
+      if (ended || mine !== requests) return;
+      if (!failed) console.fail(error);
+      failed = true;
     }
+    if (follows) again = setTimeout(() => document.hidden || refresh(), LOOK_AGAIN_MS);
   }
 
-  refresh();
   return {
     element,
     dialog,
@@ -204,7 +188,8 @@ export function makePulls(console) {
     },
     refresh,
     close() {
-      ending.abort();
+      ended = true;
+      clearTimeout(again);
     },
   };
 }

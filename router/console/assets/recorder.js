@@ -13,6 +13,7 @@ const NO_MICROPHONE =
 let model = "";
 /** @type {MediaRecorder | null} */
 let recorder = null;
+let starting = false;
 
 /** Offers to record where a model transcribes.
  *  @param {string} id The model; empty for none. */
@@ -28,22 +29,26 @@ export function listen() {
 }
 
 async function record() {
+  if (starting) return;
   refuse("");
   if (!navigator.mediaDevices || !window.MediaRecorder) return refuse(NO_MICROPHONE);
   let stream;
+  starting = true;
   try {
     stream = await navigator.mediaDevices.getUserMedia({ audio: true });
   } catch (/** @type {any} */ error) {
     return refuse(`The microphone can't be used: ${error.message}.`);
+  } finally {
+    starting = false;
   }
   /** @type {Blob[]} */
   const pieces = [];
-  recorder = new MediaRecorder(stream);
-  const type = recorder.mimeType;
-  recorder.addEventListener("dataavailable", ({ data }) => pieces.push(data));
-  const ended = new Promise((resolve) => recorder?.addEventListener("stop", resolve, { once: true }));
-  const end = setTimeout(() => recorder?.stop(), LONGEST_MS);
-  recorder.start();
+  const own = (recorder = new MediaRecorder(stream));
+  const type = own.mimeType;
+  own.addEventListener("dataavailable", ({ data }) => pieces.push(data));
+  const ended = new Promise((resolve) => own.addEventListener("stop", resolve, { once: true }));
+  const end = setTimeout(() => own.stop(), LONGEST_MS);
+  own.start();
   show("Stop recording", true);
   await ended;
   clearTimeout(end);

@@ -235,7 +235,7 @@ export function requestDetails(console, actions) {
     answer.replaceChildren(h("p", { class: "soft" }, `${model} answers …`));
     const began_ms = performance.now();
     try {
-      const asked = posted({ ...found.body, model, stream: false });
+      const asked = posted({ ...found.body, model, stream: false, stream_options: undefined });
       const made = await (await console.open(found.path.slice(1), { ...asked, signal: mine.signal })).json();
       const took = duration((performance.now() - began_ms) / 1000);
       answer.replaceChildren(h("p", { class: "soft" }, `${model} answered in ${took}:`), h("pre", { tabIndex: 0, "aria-label": "The answer" }, answerText(made)));

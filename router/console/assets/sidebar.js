@@ -3,7 +3,7 @@
 
 import { runsIn } from "./answers.js";
 import { asJson, asMarkdown } from "./conversation.js";
-import { at, download, h, icon, sure } from "./dom.js";
+import { at, composes, download, h, icon, sure } from "./dom.js";
 import { menu } from "./popups.js";
 import { listConversations, loadConversation, removeConversation, saveConversation, searchConversations } from "./store.js";
 
@@ -34,7 +34,9 @@ export function listen(onOpen, onRemove) {
   at("close-sidebar").addEventListener("click", () => slide(false));
   at("shade").addEventListener("click", () => slide(false));
   at("sidebar").addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
-    if (event.key === "Escape" && document.body.classList.contains("slid")) slide(false);
+    if (event.key !== "Escape" || event.defaultPrevented || !document.body.classList.contains("slid")) return;
+    slide(false);
+    event.preventDefault();
   });
 }
 
@@ -121,8 +123,9 @@ function rename(head, item) {
     await showList(current);
   };
   box.addEventListener("keydown", (event) => {
-    if (event.key === "Enter") end(true);
-    if (event.key === "Escape") end(false);
+    if (composes(event) || !["Enter", "Escape"].includes(event.key)) return;
+    event.preventDefault();
+    end(event.key === "Enter");
   });
   box.addEventListener("blur", () => end(true));
   item.replaceChildren(box);

@@ -55,6 +55,10 @@ _SAME_BYTES: Final = 16 * 1024**2
 _SAME_MACHINE_BYTES: Final = 64 * 1024**2
 """The machine's memory in use that differs by less is the same."""
 
+_STALLED_S: Final = 5.0
+"""A worker that makes no progress for longer is shown as stalled, and is sent when that begins and
+ends."""
+
 _PAST: Final = ("idle_s", "stalled_s", "uptime_s")
 _COMING: Final = ("expires_in_s", "retry_in_s")
 _SAME_WATTS: Final = 2.0
@@ -99,6 +103,9 @@ def _unchanged(before: _Part, now: _Part, passed_s: float) -> Iterator[tuple[str
             runs = bool(was) and bool(value)
             moved_s = value - was + (passed_s if name in _COMING else -passed_s) if runs else 0.0
             same = runs and abs(moved_s) < _SAME_MOMENT_S
+            if name == "stalled_s":
+                # A reader must not take a step that is longer than usual for a stall.
+                same = same and (value > _STALLED_S) == (was > _STALLED_S)
         else:
             continue
         if same:

@@ -88,6 +88,32 @@ async def test_keys(page: Page, origin: str) -> None:
         return str(await until(page, fault, "what becomes of the key"))
 
     assert "not right" in await give("another-key-of-16-letters")
+    # What was typed, chosen and said stays while the reader looks at another tab.
+    typed = f"[{at('key')}.value, {at('remember')}.checked, {at('key-fault')}.textContent]"
+    before = await page.run(f"{at('remember')}.checked = false; {typed}")
+    await page.run(
+        "{ const send = window.fetch; window.fetch = async (...sent) => {"
+        " const answer = await send(...sent); window.unkeyed = answer.status; return answer; }; }"
+        " document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    await until(page, "window.unkeyed === 401", "an answer without a key")
+    await page.run(COLOURS_CHANGED)
+    assert await page.run(typed) == before and "not right" in before[2]
+    await page.run(f"{at('remember')}.checked = true")
+    # A second Enter does not make the wrong key the one of before.
+    await page.run(
+        f"{at('key')}.value = 'another-key-of-16-letters'; {at('key-fault')}.hidden = true;"
+        f"{at('key-save')}.click(); {at('key-save')}.click()"
+    )
+    await until(page, f"!{at('key-fault')}.hidden && !{at('key-save')}.disabled", "both answers")
+    assert await page.run("localStorage.getItem('lmx-key')") is None
+    # Another refusal is said in its own words.
+    await page.run(
+        "window.own = window.fetch; window.fetch = async () => Response.json("
+        "{ error: { message: 'This key is for embeddings.', code: '' } }, { status: 403 })"
+    )
+    assert await give(API_KEY) == "This key is for embeddings."
+    await page.run("window.fetch = window.own")
     fault = await give("an\u2013inference-key")
     assert "“\u2013”" in fault and "character 3" in fault, fault
     assert "a space" in await give("two words of a key")
@@ -213,6 +239,18 @@ async def test_an_answer(page: Page) -> None:
     await page.run(f"{at('jump')}.click()")
     await until(page, f"{at('jump')}.hidden", "the end")
     assert await page.run("document.activeElement.id") == "say"
+    # What is open or typed in next to the answer is ended by the key, and the answer is not.
+    menu = "document.querySelector('#conversations li .popup')"
+    await page.run("document.querySelector('#conversations li .icon').click()")
+    await press(page, "Escape")
+    assert await page.run(f"{menu}.hidden")
+    await page.run(f"{menu}.querySelector('button').click()")
+    await press(page, "Escape")
+    await until(page, "!document.querySelector('#conversations input')", "no name is typed")
+    await page.run(f"{at('search')}.focus()")
+    await press(page, "Escape")
+    assert (await page.run(STATE))["runs"]
+    await page.run(f"{at('say')}.focus()")
     await press(page, "Escape")
     assert "Stopped" in (await answered(page))["figures"]
     assert await page.run("document.activeElement.id") == "say"
@@ -418,6 +456,36 @@ async def test_two_models_of_which_one_is_killed(page: Page, scripted_server: Ri
     assert await page.run(f"{at('second')}.value") == "narrow"
 
 
+NO_MODELS = """
+window.none = true;
+const send = window.fetch;
+window.fetch = (url, options) => window.none && String(url).endsWith("v1/models")
+  ? Promise.resolve(Response.json({ data: [] })) : send(url, options);
+"""
+
+
+async def test_a_page_that_was_opened_before_there_was_a_model(page: Page, origin: str) -> None:
+    added = await page.ask("Page.addScriptToEvaluateOnNewDocument", source=NO_MODELS)
+    try:
+        await reopen(page, origin)
+    finally:
+        await page.ask("Page.removeScriptToEvaluateOnNewDocument", **added)
+    await say(page, "Hello")
+    refused = f"{at('refused')}.textContent"
+    assert "no model that chats" in await until(page, refused, "what is missing")
+    assert not await page.run(f"{at('options')}.open"), "no key is missing"
+    # The key that ends a composed word sends nothing.
+    await page.run(
+        f"window.none = false; {at('say')}.value = 'Hello'; {at('say')}.dispatchEvent(new"
+        " KeyboardEvent('keydown', { key: 'Enter', keyCode: 229, bubbles: true }))"
+    )
+    assert await page.run(f"{at('say')}.value") == "Hello"
+    await page.run(f"{at('say')}.focus()")
+    await press(page, "Enter")
+    await until(page, f"({STATE}).turns === 2", "a question")
+    assert (await answered(page))["text"].strip() == SENTENCE
+
+
 async def test_a_browser_that_does_not_open_what_it_keeps(page: Page, origin: str) -> None:
     """The page does not wait for it: whatever it opens on, one can chat."""
     never = "IDBFactory.prototype.open = () => ({})"
@@ -508,8 +576,15 @@ async def test_the_microphone(page: Page) -> None:
     )
     await page.run(f"{at('model')}.dispatchEvent(new Event('focus'))")
     await until(page, f"!{at('record')}.hidden", "a button to speak")
-    await page.run(f"{at('say')}.value = 'Well.'; {at('record')}.click()")
+    # A second click while the browser asks begins no second recording, which nothing would end.
+    await page.run(
+        "{ const own = navigator.mediaDevices.getUserMedia; window.microphones = 0;"
+        " navigator.mediaDevices.getUserMedia = function (...asked) { microphones += 1;"
+        f" return own.apply(this, asked); }}; }} {at('say')}.value = 'Well.';"
+        f"{at('record')}.click(); {at('record')}.click()"
+    )
     await until(page, f"{at('record')}.ariaPressed === 'true'", "a recording")
+    assert await page.run("microphones") == 1
     await asyncio.sleep(0.5)  # There is some sound then.
     await page.run(f"{at('record')}.click()")
     await until(page, f"{at('say')}.value === 'Well. Hello there.'", "what was said")

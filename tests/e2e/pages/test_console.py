@@ -6,6 +6,7 @@ All tests share a browser and a server; each begins with a tab that knows no key
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -280,6 +281,13 @@ async def test_a_pull_with_its_progress(page: Page, hub: FakeHub) -> None:
     await page.run("document.querySelector('dialog.pull .buttons button').click()")
     shown = "document.querySelector('dialog.pull .plan .sum')"
     await until(page, f"Boolean({shown})", "its size and whether it fits")
+    await page.run(
+        f"{at('pull-name')}.value = 'mine';"
+        "document.querySelector('dialog.pull form').requestSubmit()"
+    )
+    said = "document.querySelector('dialog.pull .fault').textContent"
+    assert "are for Add" in await page.run(said), "a pull has no name of its own"
+    await page.run(f"{at('pull-name')}.value = ''")
     await page.run("document.querySelector('dialog.pull form').requestSubmit()")
     line = "document.querySelector('.downloads li')"
     found = await until(
@@ -345,6 +353,39 @@ async def test_500_models_and_hostile_names(page: Page, lmx: Rig) -> None:
     assert shown["rows"] <= 60 and shown["found"] == ["model-499"]
     assert shown["broken"] is None
     assert shown["images"] == 0
+
+
+ROW = """(async () => {
+  const { makeRow } = await import("/ui/model_row.js");
+  const row = makeRow({ colour: () => "c0" }, () => {});
+  const now_s = Date.now() / 1000;
+  const shown = (change, note) => {
+    const now = { ...MODEL, at_s: now_s - 30, ...change };
+    row.update(now, undefined, { free_bytes: 0, note, busy: "" });
+    return [".note", ".state-of"].map((part) => row.element.querySelector(part).textContent);
+  };
+  const note = { text: "Loaded in 3.0 s.", at_s: now_s - 10 };
+  const last_exit = { ...EXIT, at_s: now_s - 5 };
+  return {
+    fresh: shown({}, note)[0],
+    crashed: shown({ last_exit }, note)[0],
+    old: shown({ last_exit: null, problem: "It does not fit." }, { ...note, at_s: now_s - 90 })[0],
+    stalled: shown({ stalled_s: 6 })[1],
+    steps: shown({ stalled_s: 4 })[1],
+  };
+})()"""
+
+
+async def test_what_an_action_came_to_hides_no_later_failure(page: Page, lmx: Rig) -> None:
+    model = json.dumps({**lmx.worker("left"), "last_exit": None, "problem": None})
+    exit_ = json.dumps({"cause": "crash", "detail": "signal 11", "memory": None})
+    shown = await page.run(ROW.replace("MODEL", model).replace("EXIT", exit_))
+    assert shown["fresh"] == "Loaded in 3.0 s."
+    assert shown["crashed"].endswith("crash: signal 11")
+    assert shown["old"] == "It does not fit."
+    # The time without progress runs on; what may be a long step is not made a stall.
+    assert re.fullmatch(r"ready · no progress for (\d\d s|\d min)", shown["stalled"]), shown
+    assert shown["steps"] == "ready"
 
 
 PEERS = """(async () => {

@@ -83,6 +83,20 @@ def test_a_model_that_has_changed_is_sent_alone(change: str) -> None:
     assert (names(message), message["whole"], message["order"]) == (["a"], False, None)
 
 
+def test_a_stall_is_sent_when_it_becomes_one_and_when_it_is_over() -> None:
+    """In between it grows by itself."""
+    changes = StatusChanges()
+
+    def sent(stalled_s: float, at_s: float) -> bool:
+        line = status_line("a", stalled_s=stalled_s)
+        return names(changes.take(reported_status(line), at_s)) == ["a"]
+
+    assert sent(0.5, 100.0)
+    times = [at_s for at_s in range(101, 107) if sent(at_s - 99.5, float(at_s))]
+    assert times == [105]
+    assert sent(4.9, 106.5)
+
+
 def test_small_steps_of_memory_count_from_what_was_sent() -> None:
     changes = StatusChanges()
 
