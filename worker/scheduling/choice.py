@@ -44,6 +44,7 @@ class Choice:
         self._raw_chars = 0
         self._out_chars = 0
         self._logprob = 0.0
+        self._scored_tokens = 0
         self._unreported_tokens = 0
         # Tokens of text that may turn out to begin the thinking.
         self._undecided_tokens = 0
@@ -78,6 +79,10 @@ class Choice:
         Returns whether the answer has ended; its end is then the last item of ``out``.
         """
         rules = self._rules
+        if scores is not None:
+            # Without the token that ends it an empty answer would be the likeliest of all.
+            self._logprob += scores.logprob
+            self._scored_tokens += 1
         if token in rules.eos:
             self._score_end(token, scores)
             return self._finish(FinishReason.STOP, None, out)
@@ -89,8 +94,6 @@ class Choice:
         if self._ids is not None:
             self._ids.append(token)
         text = self._detokenizer.add(token)
-        if scores is not None:
-            self._logprob += scores.logprob
         if self._plain:
             if text:
                 tokens, self._unreported_tokens = self._unreported_tokens, 0
@@ -171,7 +174,8 @@ class Choice:
                     token_ids=self._unreported_ids(),
                 )
             )
-        out.append(ChoiceFinished(run_id, self.index, reason, stop, self.tokens, self._logprob))
+        mean = self._logprob / max(1, self._scored_tokens)
+        out.append(ChoiceFinished(run_id, self.index, reason, stop, self.tokens, mean))
         return True
 
     def _emit(self, text: str, out: list[RequestOutput]) -> None:

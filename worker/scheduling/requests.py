@@ -89,8 +89,8 @@ class ChoiceFinished(NamedTuple):
     stop: str | None
     """The stop string that ended it, if one did."""
     tokens: int
-    logprob: float
-    """The sum of its tokens' logprobs, if they are known."""
+    mean_logprob: float
+    """The mean logprob of its tokens and of the token that ended it; 0 if none is known."""
 
 
 class MediaReleased(NamedTuple):

@@ -121,17 +121,13 @@ class Ranking:
         self._ended.append(output)
         if len(self._ended) < self._best_of:
             return ()
-        best = sorted(self._ended, key=lambda end: (-_mean(end), end.choice))[: self._n]
+        best = sorted(self._ended, key=lambda end: (-end.mean_logprob, end.choice))[: self._n]
         going: list[Delta | ChoiceFinished] = []
         for place, end in enumerate(best):
             pieces = self._pieces.get(end.choice, [])
             going += [replace(piece, index=place) for piece in pieces]
             going.append(end._replace(choice=place))
         return going
-
-
-def _mean(end: ChoiceFinished) -> float:
-    return end.logprob / max(1, end.tokens)
 
 
 _MESSAGE_BYTES: Final = 256 * 1024

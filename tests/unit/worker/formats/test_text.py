@@ -139,7 +139,7 @@ def flat(parts: Sequence[Delta]) -> list[tuple[Any, ...]]:
 def answer(index: int, logprob: float, tokens: int) -> list[Delta | ChoiceFinished]:
     return [
         Delta(1, f"text {index}", tokens, index),
-        ChoiceFinished(1, index, FinishReason.STOP, None, tokens, logprob),
+        ChoiceFinished(1, index, FinishReason.STOP, None, tokens, logprob / tokens),
     ]
 
 

@@ -43,7 +43,7 @@ def run(pieces: Sequence[str], *, max_tokens: int = 100, **rules: Any) -> list[R
     row = Choice(job, 0, Pieces(pieces), lambda token: pieces[token - 1].encode())
     out: list[RequestOutput] = []
     for token in [*range(1, len(pieces) + 1), EOS]:
-        if row.advance(token, TokenScores(-token / 10, ()), out):
+        if row.advance(token, TokenScores(-(token + 1) / 10, ()), out):
             return out
     raise AssertionError("an answer that never ends")
 
@@ -68,8 +68,23 @@ def parser(parallel: bool = True, thinking_open: bool = False) -> Any:
 def test_plain_text_ends_with_eos() -> None:
     out = run(["a", "b"])
     assert texts(out) == [(DeltaKind.CONTENT, "a"), (DeltaKind.CONTENT, "b")]
-    assert end(out)._replace(logprob=0) == ChoiceFinished(1, 0, FinishReason.STOP, None, 2, 0)
-    assert end(out).logprob == pytest.approx(-0.3)
+    assert end(out)._replace(mean_logprob=0) == ChoiceFinished(1, 0, FinishReason.STOP, None, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "rules", "mean"),
+    [
+        (["a", "b"], {}, -0.2),
+        ([], {}, -0.1),
+        (["a", "b", "c"], {"stop_ids": frozenset({2})}, -0.25),
+        (["a", "b", "c"], {"max_tokens": 2}, -0.25),
+    ],
+)
+def test_the_token_that_ends_an_answer_counts_in_its_mean_logprob(
+    pieces: list[str], rules: dict[str, Any], mean: float
+) -> None:
+    """Otherwise an empty answer would be the best of several."""
+    assert end(run(pieces, **rules)).mean_logprob == pytest.approx(mean)
 
 
 @pytest.mark.parametrize(
