@@ -89,6 +89,11 @@ class RunDirectory:
 _REQUEST_ID_LIMIT = 128
 
 
+def router_identity(pid: int) -> bytes:
+    """Return the name by which the supervisor's control socket knows a router."""
+    return f"r:{pid}".encode()
+
+
 def new_instance_id() -> str:
     """Return a new worker instance id: 8 hex digits.
 

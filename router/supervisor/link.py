@@ -23,7 +23,7 @@ from lmx.protocol.messages.keys import GetKeyring, Keyring
 from lmx.protocol.messages.peers import GetPeers, PeerList
 from lmx.protocol.messages.snapshot import GetSnapshot, Snapshot
 from lmx.protocol.wire.codec import Envelope, decode, encode
-from lmx.protocol.wire.endpoints import RunDirectory
+from lmx.protocol.wire.endpoints import RunDirectory, router_identity
 from lmx.protocol.wire.sockets import Role, open_socket, send_nowait
 from lmx.router.event_loop import ends_in_time
 from lmx.router.http.errors import rejection
@@ -147,7 +147,7 @@ class SupervisorLink:
         peers: Callable[[PeerList], None],
         peers_digest: Callable[[], str],
     ) -> None:
-        self._control = open_socket(context, Role.CONTROL_CLIENT, f"r:{os.getpid()}".encode())
+        self._control = open_socket(context, Role.CONTROL_CLIENT, router_identity(os.getpid()))
         self._control.connect(run_dir.control)
         self._events_socket = open_socket(context, Role.EVENTS_CLIENT)
         self._events_socket.subscribe(b"")

@@ -152,6 +152,12 @@ class Core:
         if model_id in self.slots:
             self._take(model_id, events.Withdrawn(identity), now_s)
 
+    def withdraw_all(self, identity: bytes, now_s: float) -> None:
+        """Forget all questions of a router that has ended, as :meth:`withdraw` does."""
+        for model_id in list(self.slots):
+            self._store.step(model_id, events.Withdrawn(identity), now_s)
+        self._placer.place(now_s)
+
     def preload(self, now_s: float, but: Collection[str] = ()) -> None:
         """Start the models that the configuration wants from the beginning, the pinned ones first,
         as far as there is room. Those whose ids are in ``but`` are left out."""

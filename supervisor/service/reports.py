@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lmx.protocol.errors import LmxError
 from lmx.protocol.states import LoadPhase
+from lmx.protocol.wire.endpoints import router_identity
 from lmx.supervisor.config.sources import HubSource, parse_source
 from lmx.supervisor.control.remote_ranks import RemoteRanks
 from lmx.supervisor.core.core import Core
@@ -49,6 +50,7 @@ class Reports:
         now_s = time.monotonic()
         self._guard.exited(pid, now_s, status)
         self._counts.router_ended(pid)
+        self._core.withdraw_all(router_identity(pid), now_s)
         self._core.flush(now_s)
         self._shutdown.exited()
 

@@ -1,11 +1,15 @@
 """Messages on the control socket: what follows from them is published once for those that wait."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 from lmx.protocol.messages import control
 from lmx.protocol.messages.status import WorkerFigures
+from lmx.protocol.wire.endpoints import router_identity
+from lmx.supervisor.decisions.slots.demand import Requester
 from lmx.supervisor.service.inbox import Inbox
+from lmx.supervisor.service.reports import Reports
 from tests.support.rigs.core_rig import CoreRig
 
 MODELS = tuple(f"model-{number}" for number in range(5))
@@ -71,3 +75,18 @@ async def test_what_a_command_has_changed_is_published_at_once_also_after_beats(
     rig.beats()
     await asyncio.sleep(0)
     assert (rig.looks, rig.published) == (2, published + 1)
+
+
+def test_nothing_is_evicted_for_the_requests_of_a_router_that_has_ended() -> None:
+    rig = CoreRig({"a": 600, "b": 600, "c": 600})
+    rig.up("a")
+    rig.beat("a", rows=1)
+    for name, pid in (("b", 7), ("c", 7), ("c", 8)):
+        asker = Requester(router_identity(pid), 1)
+        rig.commands.answer(asker, control.Acquire(name, 300.0, "r", 0.0), 0.0)
+    others: Any = SimpleNamespace(exited=lambda *_: None, router_ended=lambda _: None)
+    reports = Reports(rig.core, others, others, others, others, others, others)
+    reports.router_exited(7, -9)
+    assert (rig.state("b"), rig.state("c")) == ("cold", "queued")
+    reports.router_exited(8, -9)
+    assert rig.state("c") == "cold"
