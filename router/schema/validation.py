@@ -4,8 +4,10 @@ It has strict models, bounds, and unions that are distinguished by type. It turn
 pydantic finds into errors that say what is allowed and what the request had.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Final, TypeVar
 
 import orjson
@@ -260,9 +262,9 @@ TEXT_OR_OBJECT: Final = Discriminator(
 )
 
 
-def _sane(value: dict[str, Any]) -> dict[str, Any]:
+def _sane(value: dict[str, Any], *, is_text: bool = False) -> dict[str, Any]:
     """Refuse more values than can be checked in a moment, and numbers that messages and schemas
-    can't carry: beyond 64 bits, or infinite."""
+    can't carry: beyond 64 bits, or infinite. What becomes text may have integers of any size."""
     # Not recursive, though the depth has a limit.
     held = 0
     left: list[Any] = [value]
@@ -278,7 +280,7 @@ def _sane(value: dict[str, Any]) -> dict[str, Any]:
                 continue
             if kind is dict or kind is list:
                 left.append(item)
-            elif (kind is int or kind is float) and not _fits(item):
+            elif (kind is float or (kind is int and not is_text)) and not _fits(item):
                 raise PydanticCustomError(
                     NUMBER_SIZE, "number size", {"path": _path_to(value, item), "number": item}
                 )
@@ -306,6 +308,16 @@ def _path_to(value: Any, wanted: object) -> str:
 
 FreeObject = Annotated[dict[str, Any], AfterValidator(_sane)]
 """An object whose allowed content only a worker, or a model's template, knows."""
+
+CallArguments = Annotated[dict[str, Any], AfterValidator(partial(_sane, is_text=True))]
+"""The arguments of a call. They may have integers of any size, since models write such."""
+
+
+def arguments_text(arguments: dict[str, Any]) -> str:
+    """Return the arguments of a call as JSON."""
+    # orjson takes no integer beyond 64 bits.
+    return json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+
 
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)]

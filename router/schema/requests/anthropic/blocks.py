@@ -16,7 +16,7 @@ from lmx.router.schema.validation import (
     LIST,
     TEXT,
     TEXT_OR_LIST,
-    FreeObject,
+    CallArguments,
     NonEmpty,
     Strict,
     type_of,
@@ -135,7 +135,7 @@ class ToolUseBlock(Strict):
     """The call's id, which its result names."""
     name: str
     """The tool that was called."""
-    input: FreeObject
+    input: CallArguments
     """The arguments."""
 
 

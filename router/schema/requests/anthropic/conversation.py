@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from lmx.protocol.errors import ErrorCode, RequestError
@@ -26,7 +25,7 @@ from lmx.router.schema.requests.anthropic.blocks import (
 )
 from lmx.router.schema.requests.conversation.messages import MAX_MESSAGES, placeholder
 from lmx.router.schema.requests.conversation.turns import joined_texts, joined_turns
-from lmx.router.schema.validation import Strict, invalid
+from lmx.router.schema.validation import Strict, arguments_text, invalid
 
 _OF_THE_USER: Final = (
     *(TextBlock, ImageBlock, DocumentBlock, SearchResultBlock, ToolResultBlock, HostedBlock),
@@ -209,5 +208,5 @@ def _assistant_messages(turn: Turn) -> Iterator[dict[str, Any]]:
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:
-    function = {"name": block.name, "arguments": orjson.dumps(block.input).decode()}
+    function = {"name": block.name, "arguments": arguments_text(block.input)}
     return {"id": block.id, "type": "function", "function": function}

@@ -7,7 +7,7 @@ leaves for the check to refuse. Errors name the fields of today's shape.
 
 from typing import Any, Final
 
-import orjson
+from lmx.router.schema.validation import arguments_text
 
 _FUNCTIONS: Final = "functions"
 _FUNCTION_CALL: Final = "function_call"
@@ -97,5 +97,5 @@ def _written(call: Any) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), dict):
         return call
-    arguments = orjson.dumps(function["arguments"]).decode()
+    arguments = arguments_text(function["arguments"])
     return {**call, "function": {**function, "arguments": arguments}}

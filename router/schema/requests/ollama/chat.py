@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal
 
-import orjson
 from pydantic import Field
 
 from lmx.protocol.messages.data import Generate
@@ -14,7 +13,7 @@ from lmx.router.schema.requests.conversation.messages import MAX_CALLS, MAX_MESS
 from lmx.router.schema.requests.conversation.tools import MAX_TOOLS, Tool, ToolFields, tool_use_of
 from lmx.router.schema.requests.generation import generate_of
 from lmx.router.schema.requests.ollama.common import OllamaFields
-from lmx.router.schema.validation import FreeObject, Strict, validated
+from lmx.router.schema.validation import CallArguments, Strict, arguments_text, validated
 
 LOAD: Final = "."
 """The prompt that has a model loaded. Of its answer nothing is made, and nothing is shown."""
@@ -25,7 +24,7 @@ class EarlierFunction(Strict):
 
     name: str
     """The function that was called."""
-    arguments: FreeObject = Field(default_factory=dict)
+    arguments: CallArguments = Field(default_factory=dict)
     """The arguments, as an object."""
 
 
@@ -153,8 +152,10 @@ def chat_messages(
 
 
 def _call(call: EarlierCall, number: int) -> dict[str, Any]:
-    arguments = orjson.dumps(call.function.arguments).decode()
-    function = {"name": call.function.name, "arguments": arguments}
+    function = {
+        "name": call.function.name,
+        "arguments": arguments_text(call.function.arguments),
+    }
     return {"id": call.id or f"call_{number}", "type": "function", "function": function}
 
 

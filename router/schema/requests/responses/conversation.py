@@ -29,7 +29,7 @@ from lmx.router.schema.requests.responses.items import (
     ReasoningItem,
 )
 from lmx.router.schema.requests.responses.tools import Tool
-from lmx.router.schema.validation import invalid
+from lmx.router.schema.validation import arguments_text, invalid
 
 _SUMMARY: Final = (
     "[Here the conversation was shortened: what was answered and done until now is not in it any "
@@ -138,7 +138,7 @@ def _message(item: Item, path: str, media: list[PartSource], key: bytes) -> dict
         case FunctionCallItem():
             arguments = item.arguments
             if not isinstance(arguments, str):
-                arguments = orjson.dumps(arguments).decode()
+                arguments = arguments_text(arguments)
             return _call(item, arguments)
         case CustomCallItem():
             return _call(item, orjson.dumps({INPUT: item.input}).decode())

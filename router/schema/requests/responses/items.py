@@ -27,11 +27,13 @@ from lmx.router.schema.requests.responses.tools import Tools
 from lmx.router.schema.validation import (
     BLOCK_TYPE,
     LIST,
+    OBJECT,
     TEXT,
     TEXT_OR_LIST,
+    TEXT_OR_OBJECT,
+    CallArguments,
     NonEmpty,
     Strict,
-    TextOrObject,
     missing,
     type_of,
     unsupported,
@@ -200,7 +202,9 @@ class FunctionCallItem(Strict):
     """The function."""
     namespace: str | None = None
     """The namespace that the function is in."""
-    arguments: TextOrObject = "{}"
+    arguments: Annotated[
+        Annotated[str, Tag(TEXT)] | Annotated[CallArguments, Tag(OBJECT)], TEXT_OR_OBJECT
+    ] = "{}"
     """The arguments: a JSON text, or an object."""
 
 

@@ -50,7 +50,7 @@ def test_a_conversation_with_tools_and_thoughts() -> None:
                 {"type": "redacted_thinking", "data": "abc"},
                 *text("Let me see."),
                 {"type": "tool_use", "id": "c1", "name": "get_weather", "input": {"city": "Oslo"}},
-                {"type": "tool_use", "id": "c2", "name": "get_weather", "input": {}},
+                {"type": "tool_use", "id": "c2", "name": "get_weather", "input": {"é": -(2**64)}},
             ],
         },
         {
@@ -75,7 +75,10 @@ def test_a_conversation_with_tools_and_thoughts() -> None:
             "role": "assistant",
             "content": "Let me see.",
             "reasoning_content": "Ask.",
-            "tool_calls": [call("c1", '{"city":"Oslo"}'), call("c2", "{}")],
+            "tool_calls": [
+                call("c1", '{"city":"Oslo"}'),
+                call("c2", '{"é":-18446744073709551616}'),
+            ],
         },
         {"role": "tool", "tool_call_id": "c1", "content": "Rain\nand wind"},
         {"role": "tool", "tool_call_id": "c2", "content": "Error: none"},
@@ -264,6 +267,9 @@ BLOCK = "messages[0].content[0]"
          ErrorCode.MISSING_PARAMETER, f"{BLOCK}.tool_use_id"),
         ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
          ErrorCode.INVALID_VALUE, BLOCK),
+        ({"messages": [{"role": "assistant", "content": [
+            {"type": "tool_use", "id": "c", "name": "f", "input": {"a": [float("inf")]}}]}]},
+         ErrorCode.INVALID_VALUE, f"{BLOCK}.input.a[0]"),
         ({"messages": [{"role": "assistant", "content": [
             {"type": "tool_result", "tool_use_id": "x"}]}]}, ErrorCode.INVALID_VALUE, BLOCK),
         ({"messages": [{"role": "user", "content": [

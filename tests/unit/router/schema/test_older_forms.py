@@ -53,7 +53,7 @@ def test_an_old_call_and_its_result_are_a_pair() -> None:
 
 
 def test_arguments_as_an_object_and_content_that_is_nothing() -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 2**64}}}
     messages = generate(
         messages=[
             {"role": "system", "content": None},
@@ -63,7 +63,7 @@ def test_arguments_as_an_object_and_content_that_is_nothing() -> None:
     ).messages
     assert messages is not None
     assert [one["content"] for one in messages] == ["", "", ""]
-    assert messages[2]["tool_calls"][0]["function"]["arguments"] == '{"a":1}'
+    assert messages[2]["tool_calls"][0]["function"]["arguments"] == '{"a":18446744073709551616}'
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,12 @@ def test_a_conversation_with_tools_and_thoughts() -> None:
     ]
 
 
+def test_arguments_may_be_an_object_with_integers_of_any_size() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": {"a": [2**64]}}
+    made = messages_of({"role": "user", "content": "hi"}, call)
+    assert made[1]["tool_calls"][0]["function"]["arguments"] == '{"a":[18446744073709551616]}'
+
+
 def file(data: bytes | str, **fields: Any) -> dict[str, Any]:
     if isinstance(data, bytes):
         data = base64.b64encode(data).decode()

@@ -330,9 +330,10 @@ async def test_the_lists(rig: Rig) -> None:
 
 
 def test_results_belong_to_their_calls() -> None:
+    call = {"function": {"name": "f", "arguments": {"a": 2**64}}}
     messages = [
         HI,
-        {"role": "assistant", "content": "", "tool_calls": [CALL, {"function": {"name": "g"}}]},
+        {"role": "assistant", "content": "", "tool_calls": [call, {"function": {"name": "g"}}]},
         {"role": "tool", "tool_name": "g", "content": "2"},
         {"role": "tool", "content": "1"},
     ]
@@ -340,7 +341,7 @@ def test_results_belong_to_their_calls() -> None:
     assert sent is not None
     ids = [call["id"] for call in sent[1]["tool_calls"]]
     assert [sent[2]["tool_call_id"], sent[3]["tool_call_id"]] == [ids[1], ids[0]]
-    assert sent[1]["tool_calls"][0]["function"]["arguments"] == '{"a":1}'
+    assert sent[1]["tool_calls"][0]["function"]["arguments"] == '{"a":18446744073709551616}'
     assert [sent[2]["name"], sent[3]["name"]] == ["g", "f"]
 
 
