@@ -268,19 +268,26 @@ class Core:
             self._take(model_id, exited, now_s)
 
     def memory_settled(
-        self, instance: str, missing_bytes: int, now_s: float, memory: ReturnedMemory | None = None
+        self,
+        instance: str,
+        model_id: str | None,
+        missing_bytes: int,
+        now_s: float,
+        memory: ReturnedMemory | None = None,
     ) -> None:
         """Take how much of an exited worker's memory came back: all but ``missing_bytes``. This is
-        called again when more comes back. ``memory`` is what came back at first, for people."""
+        called again when more comes back. ``memory`` is what came back at first, for people.
+        ``model_id`` is None for a process that was no worker of a model's own."""
         self.ledger.settle(instance, missing_bytes)
-        for slot in list(self.slots.values()):
+        slot = None if model_id is None else self.slots.get(model_id)
+        if slot is not None:
             last_exit = slot.past.last_exit
-            if last_exit is None or slot.past.last_instance != instance:
-                continue
-            if memory is not None:
+            # The next worker may have ended too by now.
+            is_last = slot.past.last_instance == instance
+            if memory is not None and is_last and last_exit is not None:
                 past = replace(slot.past, last_exit=replace(last_exit, memory=memory))
                 self._store.put(replace(slot, past=past))
-            if memory is not None or not missing_bytes:
+            if memory is not None or (is_last and not missing_bytes):
                 # What comes back later is not another loss.
                 event = events.MemorySettled(missing_bytes)
                 self._store.step(slot.model.id, event, now_s)

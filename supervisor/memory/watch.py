@@ -144,7 +144,12 @@ class GuardedCore(Protocol):
     def kill_for_memory(self, instance: str, detail: str, now_s: float) -> None: ...
 
     def memory_settled(
-        self, instance: str, missing_bytes: int, now_s: float, memory: ReturnedMemory | None = None
+        self,
+        instance: str,
+        model_id: str | None,
+        missing_bytes: int,
+        now_s: float,
+        memory: ReturnedMemory | None = None,
     ) -> None: ...
 
 
@@ -339,7 +344,7 @@ class MemoryWatch:
                 returned_bytes=reported_bytes - missing_bytes,
                 missing_bytes=missing_bytes,
             )
-        self.core.memory_settled(exited.instance, missing_bytes, now_s, memory)
+        self.core.memory_settled(exited.instance, exited.model_id, missing_bytes, now_s, memory)
 
     def _sample(
         self, balance: Balance, footprints: Mapping[str, Footprint | None], now_s: float
@@ -375,7 +380,7 @@ class MemoryWatch:
         # Bytes that nobody can measure must not stay nobody's.
         for exited in [one for one in self._exited_workers if one.missing_bytes is None]:
             self._exited_workers.remove(exited)
-            self.core.memory_settled(exited.instance, 0, now_s)
+            self.core.memory_settled(exited.instance, exited.model_id, 0, now_s)
 
 
 def balance_of(reading: MemoryReading, footprints: Mapping[str, Footprint | None]) -> Balance:

@@ -313,7 +313,7 @@ class LentRanks:
             one.key.set_exception(_refused(f"the rank could not begin: {why}"))
         model_id, now_s = one.asked.model_id, time.monotonic()
         self._core.ledger.exited(instance)
-        self._core.memory_settled(instance, 0, now_s)
+        self._core.memory_settled(instance, None, 0, now_s)
         self._descendants.end(instance, f"rank of {model_id}")
         for path in self._home.run.ring_files(instance):
             path.unlink(missing_ok=True)

@@ -184,7 +184,8 @@ class CoreRig:
 
     def settle(self, instance: str, missing_bytes: int = 0) -> None:
         self.actions.parted.pop(instance, None)
-        self.core.memory_settled(instance, missing_bytes, self.now_s)
+        of = (name for name, one in self.core.slots.items() if one.past.last_instance == instance)
+        self.core.memory_settled(instance, next(of, None), missing_bytes, self.now_s)
 
     def drains(self, name: str) -> None:
         """It agrees to go, and goes."""

@@ -704,9 +704,9 @@ def test_a_model_whose_workers_take_their_memory_with_them_is_not_started_a_thir
         rig.exits("a", -9, settled=False)
         assert rig.state("a") == "backoff"
         memory = ReturnedMemory(returned_bytes=40, missing_bytes=60, took_s=5.0, detail="")
-        rig.core.memory_settled(instance, 60, rig.now_s, memory)
+        rig.core.memory_settled(instance, "a", 60, rig.now_s, memory)
         # That some of it comes back later is not another loss.
-        rig.core.memory_settled(instance, 50, rig.now_s)
+        rig.core.memory_settled(instance, "a", 50, rig.now_s)
         rig.at(rig.now_s + 100.0)
         assert rig.state("a") == after
     assert rig.core.ledger.missing_bytes == 100
@@ -716,3 +716,25 @@ def test_a_model_whose_workers_take_their_memory_with_them_is_not_started_a_thir
     rig.up("b")
     rig.operate(control.RestartModel("a"))
     assert rig.state("a") == "starting"
+
+
+def test_a_loss_that_is_known_after_the_end_of_the_next_worker_is_counted() -> None:
+    rig = CoreRig({"a": 100}, 1000)
+    rig.ask("a")
+    instances = []
+    for _ in range(2):
+        rig.bring_up("a")
+        instances.append(rig.worker("a").instance)
+        rig.exits("a", -9, settled=False)
+        rig.at(rig.now_s + 1.0)
+    lost = ReturnedMemory(returned_bytes=40, missing_bytes=60, took_s=5.0, detail="lost")
+    rig.core.memory_settled(instances[0], "a", 60, rig.now_s, lost)
+    last_exit = rig.slot("a").past.last_exit
+    assert last_exit is not None
+    assert last_exit.memory is None, "it is about the other worker"
+    rig.core.memory_settled(instances[1], "a", 60, rig.now_s, lost)
+    assert rig.slot("a").life.failures.losses == 2
+    rig.core.memory_settled(instances[0], "a", 0, rig.now_s)
+    assert rig.slot("a").life.failures.losses == 2, "the last one's is still missing"
+    rig.core.memory_settled(instances[1], "a", 0, rig.now_s)
+    assert rig.slot("a").life.failures.losses == 0

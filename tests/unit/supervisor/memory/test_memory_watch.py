@@ -58,7 +58,12 @@ class Machine:
         self.killed.append((instance, detail))
 
     def memory_settled(
-        self, instance: str, missing_bytes: int, now_s: float, memory: ReturnedMemory | None = None
+        self,
+        instance: str,
+        model_id: str | None,
+        missing_bytes: int,
+        now_s: float,
+        memory: ReturnedMemory | None = None,
     ) -> None:
         self.settled.append((instance, missing_bytes))
         if memory is not None:
