@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from lmx.protocol.errors import LmxError
-from lmx.supervisor.cli.command import command, config_path, home, read_config
+from lmx.supervisor.cli.command import command, home, path_in_use
 
 
 @click.command()
@@ -26,10 +25,12 @@ def backup(file: Path | None) -> None:
     target = file or Path()
     if target.is_dir():
         target /= default_name(time.time())
-    config = _config_in_use()
+    config = path_in_use(None)
     names = write_backup(home(), config, target, version("lmx"), _note)
     click.echo(f"wrote {target}: {', '.join(names)}")
-    if config is not None and config.absolute() != home().default_config:
+    if config is not None and not os.path.lexists(config):
+        _note(f"{config} is not there: no configuration is in it")
+    elif config is not None and "lmx.yaml" in names and config.absolute() != home().default_config:
         _note(f"{config} is in it as lmx.yaml")
 
 
@@ -53,14 +54,6 @@ def restore(file: Path) -> None:
     if named := os.environ.get("LMX_CONFIG"):
         _note(f"LMX_CONFIG names {named}, and the restored file is {home().default_config}")
     click.echo("next: `lmx config check`, then `lmx start`")
-
-
-def _config_in_use() -> Path | None:
-    """Return the file of the lmx that runs, or that would be started here. It may be invalid."""
-    try:
-        return read_config(None).path
-    except LmxError:
-        return config_path(None)
 
 
 def _note(text: str) -> None:

@@ -26,6 +26,7 @@ from lmx.supervisor.state.home import Home
 
 if TYPE_CHECKING:
     from lmx.supervisor.config.schema import Config
+    from lmx.supervisor.service.launch import Launch
     from lmx.supervisor.sockets.client import Place
 
 
@@ -237,19 +238,33 @@ def read_config(chosen: Path | None) -> Found:
     """
     with quick_imports():
         from lmx.supervisor.config.load import load_config
+
+    path, launch = _in_use(chosen)
+    variables = os.environ if launch is None else launch.variables
+    config = load_config(path, variables, keys_kept=home().has_keys)
+    if launch is None:
+        return Found(config, path, from_words(path, os.environ))
+    return Found(config, path, f"the running lmx: {launch.words}", launch.changed(config))
+
+
+def path_in_use(chosen: Path | None) -> Path | None:
+    """Return the file of the configuration of :func:`read_config`, which may be invalid or missing;
+    None if there is none."""
+    return _in_use(chosen)[0]
+
+
+def _in_use(chosen: Path | None) -> tuple[Path | None, Launch | None]:
+    """Return the file that commands speak about, and with what the lmx that runs with it was
+    started."""
+    with quick_imports():
         from lmx.supervisor.processes.handover import FOR_SUPERVISOR
         from lmx.supervisor.service.launch import running_launch
 
     named = config_path(chosen) if chosen or os.environ.get("LMX_CONFIG") else None
     launch = None if FOR_SUPERVISOR in os.environ else running_launch(home())
     if launch is not None and (named is None or str(named.absolute()) == launch.config):
-        path = None if launch.config is None else Path(launch.config)
-        config = load_config(path, launch.variables, keys_kept=home().has_keys)
-        words = f"the running lmx: {launch.words}"
-        return Found(config, path, words, launch.changed(config))
-    path = config_path(chosen)
-    config = load_config(path, os.environ, keys_kept=home().has_keys)
-    return Found(config, path, from_words(path, os.environ))
+        return None if launch.config is None else Path(launch.config), launch
+    return config_path(chosen), None
 
 
 def served_config(chosen: Path | None = None) -> Config:
@@ -263,8 +278,14 @@ def served_config(chosen: Path | None = None) -> Config:
 
 def admin_key(here: Home) -> str:
     """Return the admin key of this machine's lmx. Raises ``OSError`` if it can't be read, and as
-    :func:`read_config` does."""
-    configured = read_config(None).config.security.admin_key_text
+    :func:`read_config` does if there is no other key than that of the configuration."""
+    try:
+        configured = read_config(None).config.security.admin_key_text
+    except OperationError:
+        # An lmx that runs keeps what was valid.
+        if not here.admin_key.exists():
+            raise
+        configured = None
     return configured or here.admin_key.read_text().strip()
 
 

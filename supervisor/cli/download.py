@@ -34,7 +34,7 @@ from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.cli.views.progress import make_console
 from lmx.supervisor.cli.views.table import Column, model_table
 from lmx.supervisor.config.known_models import KNOWN_MODELS, meant_instead, repository_of
-from lmx.supervisor.config.schema import ModelConfig
+from lmx.supervisor.config.schema import Config, ModelConfig
 from lmx.supervisor.config.sources import (
     HubSource,
     SourceError,
@@ -172,10 +172,11 @@ def _report_prospect(home: Home, wanted: Download) -> None:
     if wanted.bits is not None:
         _report_quantized(home, wanted, wanted.bits)
         return
-    from lmx.supervisor.cli.command import read_config
     from lmx.supervisor.cli.views.prospect import budget_of, hints, load_lines, prospect, size_lines
 
-    config = read_config(None).config
+    config = _config()
+    if config is None:
+        return
     source = wanted.repo_id + (f"@{wanted.revision}" if wanted.revision else "")
     model = ModelConfig(id=wanted.repo_id, source=source)
     try:
@@ -208,6 +209,21 @@ def _report_prospect(home: Home, wanted: Download) -> None:
     _confirm_unfit()
 
 
+def _config() -> Config | None:
+    """Return the configuration in use; None, and say so, while its file is not valid: the lmx that
+    runs keeps what was valid, and downloads."""
+    from lmx.supervisor.cli.command import read_config
+
+    try:
+        return read_config(None).config
+    except OperationError:
+        click.echo(
+            "whether it fits is not known: the configuration is not valid, see `lmx config check`",
+            err=True,
+        )
+        return None
+
+
 def _refuse_lacking(look: Look) -> None:
     if look.lacking_bytes:
         raise OperationError(
@@ -225,7 +241,6 @@ def _confirm_unfit() -> None:
 def _report_quantized(home: Home, wanted: Download, bits: QuantizedBits) -> None:
     """Say how large a repository is before and after it is quantized. Raises as
     :func:`_report_prospect` does, and for a model that is not quantized here."""
-    from lmx.supervisor.cli.command import read_config
     from lmx.supervisor.cli.views.prospect import budget_of
     from lmx.supervisor.processes.preview import look_now
 
@@ -251,8 +266,8 @@ def _report_quantized(home: Home, wanted: Download, bits: QuantizedBits) -> None
     else:
         click.echo(f"how much it takes {words} is not known yet: {look.problem}")
     _refuse_lacking(look)
-    budget = budget_of(read_config(None).config)
-    if look.made_bytes > budget:
+    config = _config()
+    if config is not None and look.made_bytes > (budget := budget_of(config)):
         limit = f"the {format_bytes(budget)} that models may take of the memory"
         click.echo(f"it does not fit: that is more than {limit}")
         _confirm_unfit()

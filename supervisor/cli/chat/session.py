@@ -107,7 +107,10 @@ def connect(place: Place) -> ChatClient:
 
 
 def _this_machine(place: Home) -> Remote:
-    own = read_config(None).config.security.client_key
+    try:
+        own = read_config(None).config.security.client_key
+    except OperationError:
+        own = None  # An lmx that runs keeps what was valid, and gives a key.
     key = given_key(ParameterSource.COMMANDLINE) or own or given_key()
     with open_client(place) as control:
         urls = control.status().router.urls

@@ -5,7 +5,16 @@ from pathlib import Path
 
 import click
 
-from lmx.supervisor.cli.command import Exit, command, config_option, config_path, home, json_option
+from lmx.protocol.errors import OperationError
+from lmx.supervisor.cli.command import (
+    Exit,
+    command,
+    config_option,
+    home,
+    json_option,
+    path_in_use,
+    read_config,
+)
 
 
 @click.command()
@@ -29,7 +38,11 @@ def doctor(config: Path | None, as_json: bool, bench: bool, sleep: bool) -> None
     from lmx.supervisor.cli.views.json_output import json_text
 
     system = System()
-    found = examine(system, home(), config_path(config))
+    try:
+        checked = read_config(config).config
+    except OperationError:
+        checked = None  # A line says so.
+    found = examine(system, home(), path_in_use(config), checked)
     lines = found.lines
     lines += measure(system, found.folders) if bench else []
     lines += [sleep_once()] if sleep else []

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lmx.protocol.errors import OperationError
 from lmx.supervisor.cli.doctor.device import decoding, held_memory, long_kernel
 from lmx.supervisor.cli.doctor.lines import Line, Verdict
 from lmx.supervisor.cli.doctor.mac import check_launchd, check_mac
@@ -17,7 +16,6 @@ from lmx.supervisor.cli.doctor.machine import check_machine
 from lmx.supervisor.cli.doctor.processes import try_processes
 from lmx.supervisor.cli.doctor.setup import check_setup, model_folders
 from lmx.supervisor.cli.doctor.system import System
-from lmx.supervisor.config.load import load_config
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.sockets.client import supervisor_runs
 from lmx.supervisor.state.home import Home
@@ -37,8 +35,10 @@ class Examination:
     """The folders that lmx needs: its home, its own code, the models that are not in its home."""
 
 
-def examine(system: System, home: Home, config_path: Path | None) -> Examination:
-    """Check the machine and the installation."""
+def examine(
+    system: System, home: Home, config_path: Path | None, config: Config | None
+) -> Examination:
+    """Check the machine and the installation. ``config`` is None if it is not valid."""
     name = "macOS" if system.platform == "darwin" else "Linux"
     version = ".".join(map(str, system.python()))
     title = (
@@ -46,10 +46,6 @@ def examine(system: System, home: Home, config_path: Path | None) -> Examination
         f"Python {version}"
     )
     running = supervisor_runs(home)
-    try:
-        config = load_config(config_path, system.environment, keys_kept=home.has_keys)
-    except OperationError:
-        config = None  # A line says so.
     folders = [home.path, _INSTALLED, *([] if config is None else model_folders(config))]
     lines = check_machine(system, home)
     if system.platform == "darwin":

@@ -23,7 +23,7 @@ from lmx.supervisor.keys.notices import key_notices
 from lmx.supervisor.processes.inspector import unreadable_models
 from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
-from lmx.supervisor.state.process_records import ProcessRecord, Records, RouterRecord
+from lmx.supervisor.state.process_records import Records, RouterRecord
 
 _LONGEST_SOCKET: Final = "w-12345678"
 
@@ -34,7 +34,7 @@ def check_setup(
     """Return the findings. ``config`` is None if it is not valid. ``running`` says whether a
     supervisor runs."""
     lines = [check_socket_path(home), check_config(config_path, config)]
-    left = [] if running else _left(home)
+    left = [] if running else Records(home.state).orphans()
     lines.append(check_processes(running, [record.pid for record in left]))
     if config is not None:
         lines += check_keys(config, KeyFile(home.keys).peek().keys)
@@ -235,7 +235,3 @@ def check_service(system: System) -> Line:
     if there:
         return Line("service", assumption, measured, Verdict.OK)
     return Line("service", assumption, measured, Verdict.NOTE, "lmx service install")
-
-
-def _left(home: Home) -> list[ProcessRecord]:
-    return Records(home.state).orphans()

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,11 @@ from rich.console import Console
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control, inventory
 from lmx.protocol.messages.control import Event
+from lmx.protocol.messages.keys import GetLocalKey, LocalKey
 from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
 from lmx.supervisor.cli import command as commands
 from lmx.supervisor.cli import download, machines, operations
+from lmx.supervisor.cli.chat import session
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.cli.service import changes
 from lmx.supervisor.cli.serving import background
@@ -29,6 +32,7 @@ from lmx.supervisor.cli.views.events import EventCursor, show_events
 from lmx.supervisor.config import extras
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.inventory.added_file import AddedFile
+from lmx.supervisor.service.launch import Launch
 from lmx.supervisor.sockets.client import ReconnectingClient
 from lmx.supervisor.sockets.http_client import Remote
 from lmx.supervisor.state.event_file import EventFile
@@ -145,6 +149,60 @@ def test_a_program_that_shows_the_service_s_log_ends_with_its_reader(
     finally:
         signal.signal(signal.SIGPIPE, before)
     assert started == [signal.SIG_DFL]
+
+
+def test_commands_work_with_an_lmx_whose_file_was_broken_since(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It keeps the configuration that was valid: what its keys are, it knows itself."""
+    monkeypatch.delenv("LMX_API_KEY", raising=False)
+    home.default_config.write_text("server: {nonsense: 1}\n")
+    found = status()
+    found = replace(found, router=replace(found.router, urls=("http://127.0.0.1:1/v1",)))
+    answers = {
+        GetStatus: statuses(found), GetLocalKey: lambda _: LocalKey("sk-lmx-local"),
+    }  # fmt: skip
+    with fake_supervisor(home, answers):
+        assert session.connect(home).remote == Remote("http://127.0.0.1:1", "sk-lmx-local")
+        with pytest.raises(OperationError, match="not a valid configuration"):
+            commands.admin_key(home)
+        home.admin_key.write_text("sk-lmx-admin\n")
+        assert commands.admin_key(home) == "sk-lmx-admin"
+        wanted = download.requested_download(inventory.StartDownload("org/name", None, None, None))
+        download._report_prospect(home, wanted)
+    assert "see `lmx config check`" in capsys.readouterr().err
+
+
+def test_a_backup_says_whether_the_configuration_is_in_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.prepare()
+    home.admin_key.write_text("sk-lmx-admin\n")
+    used = home.path / "used.yaml"
+
+    def backup(name: str) -> tuple[list[str], str]:
+        done = run("backup", str(home.path / name))
+        assert done.exit_code == 0, done.output
+        with zipfile.ZipFile(home.path / name) as archive:
+            return [one for one in archive.namelist() if one == "lmx.yaml"], done.stderr
+
+    monkeypatch.setenv("LMX_CONFIG", str(used))
+    assert backup("1.zip") == ([], f"note: {used} is not there: no configuration is in it\n")
+    used.mkdir()
+    names, said = backup("2.zip")
+    assert names == [] and "is not part of the backup" in said and "is in it" not in said
+    used.rmdir()
+    used.write_text("server: {nonsense: 1}\n")
+    assert backup("3.zip") == (["lmx.yaml"], f"note: {used} is in it as lmx.yaml\n")
+    # What is saved is what runs, although it is not valid any more.
+    monkeypatch.delenv("LMX_CONFIG")
+    home.default_config.write_text("server: {port: 1}\n")
+    monkeypatch.setattr(
+        "lmx.supervisor.service.launch.running_launch", lambda _: Launch(str(used), {}, {})
+    )
+    assert backup("4.zip") == (["lmx.yaml"], f"note: {used} is in it as lmx.yaml\n")
+    with zipfile.ZipFile(home.path / "4.zip") as archive:
+        assert archive.read("lmx.yaml") == used.read_bytes()
 
 
 def test_a_model_is_found_by_its_short_name(home: Home) -> None:

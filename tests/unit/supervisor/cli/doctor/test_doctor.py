@@ -12,18 +12,20 @@ from typing import Any, get_args
 import pytest
 from click.testing import CliRunner
 
+from lmx.protocol.errors import OperationError
 from lmx.protocol.messages.keys import ApiKey, KeyScope
 from lmx.supervisor.cli.doctor import examine as examining
 from lmx.supervisor.cli.doctor import mac, machine, setup
-from lmx.supervisor.cli.doctor.examine import examine
+from lmx.supervisor.cli.doctor.examine import Examination, examine
 from lmx.supervisor.cli.doctor.lines import Line, Name, Verdict, as_json, as_text, healthy
 from lmx.supervisor.cli.doctor.system import System
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.config.load import load_config
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.decisions.memory_reading import KernelPressure, MemoryReading
+from lmx.supervisor.service.launch import Launch
 from lmx.supervisor.state.home import Home
-from lmx.supervisor.state.process_records import ProcessRecord, RouterRecord, WorkerRecord
+from lmx.supervisor.state.process_records import ProcessRecord, Records, RouterRecord, WorkerRecord
 from tests.support.fakes.fake_machine import GIB, PMSET, Linux, Mac, line_of
 from tests.support.fakes.fake_supervisor import model_line
 
@@ -38,9 +40,18 @@ def home(tmp_path: Path) -> Home:
     return place
 
 
+def examined(system: System, home: Home, path: Path | None = None) -> Examination:
+    """Examine with the configuration in a file."""
+    try:
+        config = load_config(path, system.environment, keys_kept=home.has_keys)
+    except OperationError:
+        config = None
+    return examine(system, home, path, config)
+
+
 def test_a_mac_on_which_all_is_well(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examining, "_INSTALLED", Path("/opt/lmx"))
-    found = examine(Mac(home.path.parent), home, None)
+    found = examined(Mac(home.path.parent), home)
     lines = found.lines
     assert found.title == "lmx 0.1.0, macOS 26.1 arm64, Python 3.13.1"
     assert found.folders == [home.path, Path("/opt/lmx")]
@@ -169,7 +180,7 @@ def test_packages_of_another_version(home: Home) -> None:
 
 def test_on_linux_nothing_of_a_mac_is_asked(home: Home) -> None:
     system = Linux(home.path)
-    found = examine(system, home, None)
+    found = examined(system, home)
     assert found.title.startswith("lmx 0.1.0, Linux")
     names = {line.name for line in found.lines}
     assert {"blas", "files", "disk", "port", "processes", "config", "models"} <= names
@@ -180,30 +191,20 @@ def test_on_linux_nothing_of_a_mac_is_asked(home: Home) -> None:
 def test_a_configuration_that_is_not_valid_is_not_shown(home: Home, tmp_path: Path) -> None:
     path = tmp_path / "lmx.yaml"
     path.write_text(f"security: {{api_keys: [{{key: {SECRET}, nmae: x}}]}}\n")
-    lines = examine(Linux(home.path), home, path).lines
+    lines = examined(Linux(home.path), home, path).lines
     assert line_of(lines, "config").verdict is BAD
     assert SECRET not in as_text("t", lines, "/root")
 
 
 @pytest.mark.parametrize("kind", ["Linux", "Mac"])
-def test_a_configuration_is_read_once_and_its_keys_are_not_shown(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_a_configuration_s_keys_are_not_shown(home: Home, tmp_path: Path, kind: str) -> None:
     path = tmp_path / "lmx.yaml"
     path.write_text(
         f"server: {{host: 0.0.0.0}}\nsecurity: {{api_keys: [{{key: {SECRET}, name: x}}]}}\n"
         "models: [{id: m, source: /nowhere/m}]\n"
     )
-    read: list[Path | None] = []
-
-    def counted(path: Path | None, environment: Mapping[str, str], **kept: Any) -> Config:
-        read.append(path)
-        return load_config(path, environment, **kept)
-
-    monkeypatch.setattr(examining, "load_config", counted)
     system = {"Linux": Linux, "Mac": Mac}[kind](home.path)
-    found = examine(system, home, path)
-    assert read == [path]
+    found = examined(system, home, path)
     assert Path("/nowhere/m") in found.folders
     assert line_of(found.lines, "config").verdict is OK
     reported = json.dumps(as_json(found.title, found.lines, "/root"))
@@ -213,7 +214,7 @@ def test_a_configuration_is_read_once_and_its_keys_are_not_shown(
 def test_a_folder_that_is_no_model_is_named(home: Home, tmp_path: Path) -> None:
     path = tmp_path / "lmx.yaml"
     path.write_text(f"models: [{{id: m, source: {tmp_path / 'none'}}}]\n")
-    lines = examine(Linux(home.path), home, path).lines
+    lines = examined(Linux(home.path), home, path).lines
     (reported,) = [line for line in lines if line.name == "models" and line.verdict is not OK]
     assert (reported.verdict, "m can't be loaded" in reported.measured) == (BAD, True)
 
@@ -223,7 +224,7 @@ def test_keys_that_others_can_read_are_a_warning(home: Home, tmp_path: Path) -> 
     path.write_text(f"security: {{api_keys: [{SECRET}]}}\n")
     for mode, expected in ((0o644, [Verdict.WARNING]), (0o600, [])):
         path.chmod(mode)
-        lines = examine(Linux(home.path), home, path).lines
+        lines = examined(Linux(home.path), home, path).lines
         found = [line for line in lines if line.assumption == "only their user can read them"]
         assert [line.verdict for line in found] == expected
         assert all(line.fix == f"chmod 600 {path}" for line in found)
@@ -241,7 +242,7 @@ def test_keys_that_others_can_read_are_a_warning(home: Home, tmp_path: Path) -> 
 def test_the_port_of_a_router_that_is_left_is_lmx_s(
     home: Home, monkeypatch: pytest.MonkeyPatch, left: Sequence[ProcessRecord], verdict: Verdict
 ) -> None:
-    monkeypatch.setattr(setup, "_left", lambda _home: left)
+    monkeypatch.setattr(Records, "orphans", lambda _: left)
     monkeypatch.setattr(Linux, "port_taken", lambda *_: True)
     lines = setup.check_setup(Linux(home.path), home, None, Config(), running=False)
     port = line_of(lines, "port")
@@ -307,6 +308,33 @@ def test_each_check_has_a_row_in_the_document() -> None:
     rows = re.findall(r"(?m)^\| `(\w+)`(?:, `(\w+)`)* \|", page.read_text())
     names = re.findall(r"`(\w+)`", "".join(re.findall(r"(?m)^\|( `.*?) \|", page.read_text())))
     assert rows and sorted(names) == sorted(get_args(Name))
+
+
+def test_the_configuration_of_the_lmx_that_runs_is_judged_and_read_once(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = tmp_path / "used.yaml"
+    used.write_text("server: {port: 0}\n")
+    home.default_config.write_text("server: {nonsense: 1}\n")
+    read: list[Path | None] = []
+
+    def counted(path: Path | None, environment: Mapping[str, str], **kept: Any) -> Config:
+        read.append(path)
+        return load_config(path, environment, **kept)
+
+    monkeypatch.setattr("lmx.supervisor.config.load.load_config", counted)
+    monkeypatch.setattr(
+        "lmx.supervisor.service.launch.running_launch",
+        lambda _: Launch(str(used), {"LMX_SERVER_HOST": "127.0.0.1"}, {}),
+    )
+    monkeypatch.setenv("LMX_HOME", str(home.path))
+    monkeypatch.delenv("LMX_CONFIG", raising=False)
+    monkeypatch.setenv("LMX_SERVER_HOST", "of this shell")
+    done = CliRunner().invoke(main, ["doctor", "--json"])
+    lines = {line["name"]: line for line in json.loads(done.stdout)["checks"]}
+    assert lines["config"]["measured"].endswith("/used.yaml, 0 models")
+    assert lines["port"]["measured"].startswith("127.0.0.1:0")
+    assert read == [used]
 
 
 def test_the_command_says_what_is_bad_by_its_exit_code(
