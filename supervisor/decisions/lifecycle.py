@@ -53,6 +53,7 @@ class LifecycleError(RuntimeError):
 
 _Result = tuple[Worker, tuple[Effect, ...]]
 _S: Final = WorkerState
+_LOADS: Final = (_S.STARTING, _S.LOADING)
 
 
 def spawned(instance: str, model_id: str, pid: int, limits: Limits, now_s: float) -> Worker:
@@ -163,6 +164,8 @@ def _hello_again(worker: Worker, event: control.WorkerHello, now_s: float) -> _R
     """Take a repeated hello: the worker did not get the Welcome, or is connected only now and has
     got no request to drain. The state never goes back."""
     effects: tuple[Effect, ...] = ()
+    if worker.state is _S.DRAINING and event.state in _LOADS:
+        return _drained(worker, event, now_s)
     if event.state is WorkerState.STARTING:
         effects = (SendWelcome(),)
     elif worker.state is _S.DRAINING and event.state is WorkerState.READY:
@@ -233,7 +236,10 @@ def _ready_beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Res
 
 def _draining_beat(worker: Worker, event: control.WorkerBeat, now_s: float) -> _Result:
     """Take a heartbeat of a DRAINING worker. One that is idle twice has drained: what it said of
-    that was lost with the supervisor before this one."""
+    that was lost with the supervisor before this one. One that loads was asked to drain before its
+    hello: it has no streams, and may not have got the request."""
+    if event.state in _LOADS:
+        return _drained(worker, event, now_s)
     was_idle = worker.reported_state is _S.DRAINING and not worker.busy
     after, effects = _working_beat(worker, event, now_s)
     if was_idle and after.reported_state is _S.DRAINING and not (after.busy or effects):
@@ -251,13 +257,13 @@ def _drain(worker: Worker, event: DrainRequested, now_s: float) -> _Result:
 
 def _drain_again(worker: Worker, event: DrainRequested, now_s: float) -> _Result:
     """Take a second request to drain. The worker now drains even if it is busy, and keeps the first
-    deadline if that one ends it."""
+    deadline if that one ends it. One that drains by itself has had none."""
     if event.if_idle:
         return worker, ()
     if event.cause in _PATIENT and worker.cause not in _PATIENT:
         return worker, ()
     deadline_s = worker.deadline_s
-    if worker.cause in _PATIENT:
+    if worker.cause in _PATIENT or deadline_s is None:
         deadline_s = now_s + worker.limits.drain_s
     after = _with(
         worker, cause=event.cause, detail=event.detail, deadline_s=deadline_s, polite=False
@@ -454,6 +460,10 @@ _TABLE: Final[dict[tuple[WorkerState, type], _Handler]] = {
     (_S.READY, DrainRequested): _drain,
     (_S.READY, Tick): _tick_ready,
     (_S.DRAINING, control.WorkerHello): _hello_again,
+    # An adopted worker loaded when it was asked to drain before its hello.
+    (_S.DRAINING, control.LoadAdvanced): _drained,
+    (_S.DRAINING, control.Loaded): _drained,
+    (_S.DRAINING, control.LoadFailed): _load_failed,
     (_S.DRAINING, control.WorkerBeat): _draining_beat,
     (_S.DRAINING, control.DrainRefused): _drain_refused,
     (_S.DRAINING, control.Drained): _drained,

@@ -307,7 +307,7 @@ NEVER = {
     WorkerState.STARTING: set(),
     WorkerState.LOADING: {control.DrainRefused, control.Drained},
     WorkerState.READY: {control.LoadAdvanced, control.Loaded, control.LoadFailed},
-    WorkerState.DRAINING: {control.LoadAdvanced, control.Loaded, control.LoadFailed},
+    WorkerState.DRAINING: set(),
     WorkerState.STOPPING: set(),
     WorkerState.EXITED: set(EVENT_TYPES),
 }
@@ -405,6 +405,33 @@ def test_an_operator_gives_an_eviction_a_deadline() -> None:
     assert effects == (SendDrain(False),)
     again, _ = step(worker, DrainRequested(False, ExitCause.EVICTED, "room"), 7.0)
     assert (again.cause, again.deadline_s) == (ExitCause.UNLOADED, 14.0)
+
+
+def test_an_operator_gives_a_worker_that_drains_by_itself_a_deadline() -> None:
+    worker, _ = step(ready(), replace(beat(rows=1), state=WorkerState.DRAINING), 3.0)
+    assert (worker.state, worker.deadline_s) == (WorkerState.DRAINING, None)
+    worker, effects = step(worker, DRAIN, 6.0)
+    assert (worker.deadline_s, effects) == (14.0, (SendDrain(False),))
+    again, _ = step(worker, DRAIN, 7.0)
+    assert again.deadline_s == 14.0
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        hello(),
+        hello(WorkerState.LOADING),
+        replace(beat(), state=WorkerState.LOADING),
+        control.LoadAdvanced(ME, LoadPhase.WEIGHTS, 0.5),
+        LOADED,
+    ],
+)
+def test_an_adopted_worker_that_loads_is_stopped_if_it_was_to_drain(event: Any) -> None:
+    worker, effects = step(adopted(ME, "m", 42, LIMITS, 0.0), DRAIN, 1.0)
+    assert effects == (SendDrain(False),)
+    worker, effects = step(worker, event, 2.0)
+    assert (worker.state, worker.cause) == (WorkerState.STOPPING, ExitCause.UNLOADED)
+    assert effects == (SendSignal(signal.SIGTERM),)
 
 
 def test_a_refusal_of_the_question_before_does_not_end_a_drain() -> None:
