@@ -235,7 +235,7 @@ def _limited(
     beam = _beam(request, spec, sampling)
     _check_assist(request.assist, spec.speculation)
     _check_memory(spec, len(prompt), beam.width if beam else 1, param)
-    _check_scores(request.prompt_logprobs, len(prompt))
+    _check_scores(request, len(prompt))
     return _Limited(prompt, max_tokens, sampling, beam)
 
 
@@ -416,7 +416,8 @@ def _prompt_top(request: Generate) -> int | None:
     return max((top for top in (echoed, request.prompt_logprobs) if top is not None), default=None)
 
 
-def _check_scores(top: int | None, prompt_tokens: int) -> None:
+def _check_scores(request: Generate, prompt_tokens: int) -> None:
+    top = _prompt_top(request)
     if top is None or prompt_tokens * (1 + top) <= _MAX_PROMPT_SCORES:
         return
     raise RequestError(
@@ -424,7 +425,7 @@ def _check_scores(top: int | None, prompt_tokens: int) -> None:
         f"The prompt has {prompt_tokens} tokens, which with {top} alternatives each are more than "
         f"the {_MAX_PROMPT_SCORES} logprobs that an answer may have of its prompt: ask for fewer "
         "alternatives, or send a shorter prompt.",
-        param="prompt_logprobs",
+        param="prompt_logprobs" if top == request.prompt_logprobs else "logprobs",
     )
 
 

@@ -112,7 +112,8 @@ class CompletionRequest(GenerationFields):
     echo: bool | None = None
     """The answer begins with the prompt, its special tokens by their names. What the tokenizer
     itself puts before a text is left out. With `logprobs` the answer's last token is in the lists
-    also where it is an end token, with an empty text. Default: false."""
+    also where it is an end token, with an empty text, and more than 262,144 logprobs of the prompt
+    are a 400. Default: false."""
 
     @property
     def prompts(self) -> list[str | list[int]]:

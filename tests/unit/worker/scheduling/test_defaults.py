@@ -259,6 +259,30 @@ def test_guessing_ahead_is_refused_where_the_model_does_not_do_it_so(
     assert (caught.value.code, caught.value.param) == (ErrorCode.UNSUPPORTED_VALUE, param)
 
 
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"prompt_logprobs": 5}, "prompt_logprobs"),
+        ({"echo": True, "top_logprobs": 5}, "logprobs"),
+        ({"echo": True, "top_logprobs": 5, "prompt_logprobs": 1}, "logprobs"),
+        ({"echo": True, "top_logprobs": 4}, None),
+        ({"top_logprobs": 20}, None),
+    ],
+)
+def test_too_many_logprobs_of_a_prompt_are_refused(
+    asked: dict[str, Any], param: str | None
+) -> None:
+    facts = dataclasses.replace(FACTS, context_tokens=60_000)
+    request = Generate(1, "r", Sampling(), 1, prompt_tokens=(1,) * 50_000, **asked)
+    engine = ScriptedEngine({"context_length": 60_000})
+    if param is None:
+        prepare(engine, facts, SPEC, request, 1, lambda: 1, 0.0)
+        return
+    with pytest.raises(RequestError, match="more than the 262144 logprobs") as caught:
+        prepare(engine, facts, SPEC, request, 1, lambda: 1, 0.0)
+    assert caught.value.param == param
+
+
 def test_thinking_that_is_required_is_refused_where_the_model_does_not_think() -> None:
     thinks = dataclasses.replace(FACTS, reasoning=ReasoningMarkers("<think>", "</think>"))
     for facts, thinking, refused in (
