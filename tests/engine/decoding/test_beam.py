@@ -13,9 +13,11 @@ import pytest
 from mlx_vlm.utils import load
 
 from lmx.worker.engine.values import BeamSearch, Constraint, Hypothesis, SequenceSampling
+from lmx.worker.mlx.decoding import beam as beam_search
 from lmx.worker.mlx.decoding.beam import BeamGroup, score
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.library import open_checkpoint
+from lmx.worker.mlx.sampling.filters import candidates
 from tests.support.models.text_models import make_text_model
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.references.sampling_reference import edited
@@ -157,6 +159,37 @@ def test_searches_as_without_a_cache(
         assert len(expected) == min(width, VOCABULARY**max_tokens)
         assert_same(table_search(beam, max_tokens), expected)
         assert_same(table_search(beam, max_tokens, together=False), expected)
+
+
+def test_many_end_tokens_cost_each_beam_no_more_than_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    width, ends, vocabulary = 4, frozenset(range(0, 60, 2)), 200
+    counts = []
+
+    def counted(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
+        counts.append(count)
+        return candidates(logits, count)
+
+    def logits(answer: tuple[int, ...]) -> npt.NDArray[np.float32]:
+        random = np.random.default_rng([7, *answer])
+        likely = random.standard_normal(vocabulary).astype("f4")
+        likely[sorted(ends)] += 1
+        return likely
+
+    def forward(tokens: mx.array, cache: list[Any]) -> mx.array:
+        fed = np.array(tokens)[:, 0].tolist()
+        cache[0].rows = [(*row, token) for row, token in zip(cache[0].rows, fed, strict=True)]
+        return mx.array(np.stack([logits(row) for row in cache[0].rows]))
+
+    monkeypatch.setattr(beam_search, "candidates", counted)
+    beam = BeamSearch(width, 1.0, ends)
+    first = mx.array(logits(())[None])
+    group = BeamGroup(
+        forward, [History([()])], first, beam, 6, None, None, PLAIN, (), together=True
+    )
+    assert_same(search(group), reference_search(lambda one: log_softmax(logits(one)), beam, 6))
+    assert set(counts) == {width + len(ends)}
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])

@@ -53,9 +53,9 @@ class Choice(NamedTuple):
 
 
 def considered(beam: BeamSearch) -> int:
-    """Return how many continuations a step looks at: enough to continue with ``width`` of them even
-    if every beam ended in each possible way. For one end token it is twice the width."""
-    return beam.width * (1 + max(1, len(beam.end_ids)))
+    """Return how many tokens after each beam a step looks at: enough to continue with ``width`` of
+    them even if each end token came before these."""
+    return beam.width + max(1, len(beam.end_ids))
 
 
 def choose(continuations: Iterable[Continuation], beam: BeamSearch, last: bool) -> Choice:
@@ -65,7 +65,6 @@ def choose(continuations: Iterable[Continuation], beam: BeamSearch, last: bool) 
     the lower token.
     """
     ranked = sorted(continuations, key=lambda one: (-one.total, one.beam, one.token))
-    ranked = ranked[: considered(beam)]
     ended = [one for one in ranked[: beam.width] if last or one.token in beam.end_ids]
     running = [one for one in ranked if one.token not in beam.end_ids]
     return Choice(ended, [] if last else running[: beam.width])
