@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, dynamic_module_utils
 
@@ -286,6 +287,29 @@ def test_generation_defaults_are_read(tmp_path: Path) -> None:
     config = read_folder(tmp_path)
     assert config.context_tokens == 99
     assert config.sampling == SamplingParameters(temperature=0.6)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("repetition_penalty", "0"),
+        ("top_k", "1e20"),
+        ("top_k", "1" * 400),
+        ("typical_p", "0"),
+        ("top_p", "1.5"),
+        ("presence_penalty", "-Infinity"),
+    ],
+)
+def test_generation_defaults_that_no_request_may_have_are_left_out(
+    tmp_path: Path, name: str, value: str
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    text = f'{{"temperature": 0.6, "{name}": {value}}}'
+    (tmp_path / "generation_config.json").write_text(text)
+    with capture_logs() as logs:
+        sampling = read_folder(tmp_path).sampling
+    assert sampling == SamplingParameters(temperature=0.6)
+    assert [(one["event"], one["parameter"]) for one in logs] == [("model.sampling_ignored", name)]
 
 
 def test_context_is_the_smaller_of_both() -> None:

@@ -1,15 +1,18 @@
 """What the configuration files of a model folder say about serving the model."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.models.checkpoint import CheckpointConfig, read_checkpoint_config
-from lmx.protocol.models.sampling import PARAMETERS, SamplingParameters
+from lmx.protocol.models.sampling import PARAMETERS, Parameter, SamplingParameters
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,9 @@ def read_folder(folder: Path) -> FolderConfig:
 
 
 def _sampling(generation: Mapping[str, Any]) -> SamplingParameters:
-    given: dict[str, Any] = {name: _number(generation.get(name)) for name in PARAMETERS}
+    given: dict[str, Any] = {
+        name: _number(name, generation.get(name), known) for name, known in PARAMETERS.items()
+    }
     if given["top_k"] is not None:
         given["top_k"] = int(given["top_k"])
     if generation.get("do_sample") is False:
@@ -94,7 +99,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+def _number(name: str, value: Any, known: Parameter) -> float | None:
+    """Return the value of a parameter; None: it has none that a request could have."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    above = value > known.least if known.above_least else value >= known.least
+    if not above or not value <= known.most:
+        log.warning("model.sampling_ignored", parameter=name, value=value)
         return None
     return float(value)
