@@ -2,15 +2,24 @@
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from zeroconf import ServiceBrowser, ServiceInfo, ServiceListener, Zeroconf
+from zeroconf import (
+    BadTypeInNameException,
+    ServiceBrowser,
+    ServiceInfo,
+    ServiceListener,
+    Zeroconf,
+)
 
 from lmx.protocol.free_text import text_of
 from lmx.supervisor.mdns.announce_main import SERVICE
 
 _ANSWER_MS = 3000
+_MOST = 64
+"""More machines than one network has. They are asked at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +55,31 @@ def find_machines(for_s: float, interfaces: Sequence[str] | None = None) -> list
         browser = ServiceBrowser(network, SERVICE, names)
         time.sleep(for_s)
         browser.cancel()
-        found = []
-        for name in sorted(names.found):
-            info = ServiceInfo(SERVICE, name)
-            if info.request(network, _ANSWER_MS) and info.server and info.port:
-                found.append(_machine(name, info))
-        return found
+        infos = [info for info in map(_info, sorted(names.found)[:_MOST]) if info is not None]
+        with ThreadPoolExecutor(_MOST) as asking:
+            answered = list(asking.map(lambda info: info.request(network, _ANSWER_MS), infos))
+        return [
+            _machine(info)
+            for info, answers in zip(infos, answered, strict=True)
+            if answers and info.server and info.port
+        ]
     finally:
         network.close()
 
 
-def _machine(name: str, info: ServiceInfo) -> FoundMachine:
+def _info(name: str) -> ServiceInfo | None:
+    """Return what is to be asked under a name; None for a name of something else. Anybody in the
+    network may announce any name."""
+    try:
+        return ServiceInfo(SERVICE, name)
+    except BadTypeInNameException:
+        return None
+
+
+def _machine(info: ServiceInfo) -> FoundMachine:
     said = info.decoded_properties
     return FoundMachine(
-        _plain(name.removesuffix(f".{SERVICE}")),
+        _plain(info.name.removesuffix(f".{SERVICE}")),
         f"http://{_plain(str(info.server).rstrip('.'))}:{info.port}",
         _plain(said.get("version") or "?"),
         said.get("key") != "no",

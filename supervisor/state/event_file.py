@@ -63,7 +63,7 @@ class EventFile:
         for line in text.splitlines():
             try:
                 found.append(_event(json.loads(line)))
-            except (ValueError, TypeError, LookupError, RecursionError):
+            except (ArithmeticError, ValueError, TypeError, LookupError, RecursionError):
                 continue
         return found
 

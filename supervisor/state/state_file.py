@@ -19,7 +19,10 @@ log = structlog.get_logger()
 
 _MOST_BYTES: Final = 64 * 1024**2
 _NO_FAULT_OF_THE_FILE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
-_DAMAGE: Final = (ProtocolError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+_DAMAGE: Final = (
+    *(ProtocolError, ArithmeticError, ValueError, TypeError, LookupError, AttributeError),
+    RecursionError,
+)
 """What reading a value of another form may raise."""
 
 _T = TypeVar("_T")

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,7 @@ from lmx.supervisor.cli.doctor.setup import check_mdns
 from lmx.supervisor.config.extras import missing_extras
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.control.status import with_urls
+from lmx.supervisor.mdns import browse
 from lmx.supervisor.mdns.announce_main import (
     SERVICE,
     Announcement,
@@ -225,3 +227,26 @@ async def test_nothing_stays_announced_under_a_name_that_another_one_takes(
     while others := asyncio.all_tasks() - {asyncio.current_task()}:
         await asyncio.wait(others)
     assert (network.announced, network.withdrawals) == (set(), 1)
+
+
+def test_the_machines_of_a_network_are_asked_at_once_whatever_else_is_announced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    all_asked = threading.Barrier(3)
+
+    class Info(ServiceInfo):
+        def request(self, *_: Any, **__: Any) -> bool:
+            all_asked.wait(60)
+            self.server, self.port = "studio.local.", 8000
+            return not self.name.startswith("silent")
+
+    def announces(network: Any, service: str, names: Any) -> Mock:
+        others = ("a._http._tcp.local.", "nonsense", "x" * 64 + f".{service}", "")
+        for name in (*others, f"studio.{service}", f"silent.{service}", f"b.c.{service}"):
+            names.add_service(network, service, name)
+        return Mock()
+
+    monkeypatch.setattr(browse, "Zeroconf", Mock())
+    monkeypatch.setattr(browse, "ServiceBrowser", announces)
+    monkeypatch.setattr(browse, "ServiceInfo", Info)
+    assert [machine.name for machine in browse.find_machines(0.0)] == ["b.c", "studio"]

@@ -53,6 +53,7 @@ def test_the_oldest_go(tmp_path: Path) -> None:
     [
         b"{", b"[]", b'{"a": 1}', b'{"a": {}}', b"\xff\xfe", b'"x"',
         b'{"a": {"static_bytes": -1, "peak_bytes": 0, "measured_at_s": 0}}',
+        b'{"a": {"static_bytes": 1, "peak_bytes": 0, "measured_at_s": 1%s}}' % (b"0" * 400),
         b'{"a": {"static_bytes": "x", "peak_bytes": 0, "measured_at_s": 0}}',
         b'{"a": {"static_bytes": 1, "peak_bytes": true, "measured_at_s": 0}}',
     ],

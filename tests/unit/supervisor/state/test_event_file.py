@@ -36,7 +36,9 @@ def test_the_older_half_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_garbage_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     EventFile(path).keep("e1", event(1))
-    path.write_bytes(path.read_bytes() + b'{"epoch": 1}\n\xff\xfe\n[]\n{"epoch": "e1", "seq"')
+    path.write_bytes(
+        path.read_bytes() + b'{"epoch": 1}\n\xff\xfe\n[]\n{"seq": 1e999}\n{"epoch": "e1", "seq"'
+    )
     assert EventFile(path).read() == [("e1", event(1))]
 
 
