@@ -79,11 +79,19 @@ class PrefixDisk:
     def write(self, record: SegmentRecord, data: Sequence[memoryview], held: Any) -> None:
         """Queue a segment to be written. It ends with WRITTEN or NOT_WRITTEN, unless it is
         cancelled."""
-        self._submit(_Write(record.segment_id, record, data, held))
+        with self._changed:
+            self._writes.append(_Write(record.segment_id, record, data, held))
+            self._changed.notify_all()
 
     def touch(self, segment_ids: Sequence[bytes]) -> None:
         """Note that segments were used, each with the segments before it from which it grows."""
-        self._submit(_Touch(segment_ids))
+        with self._changed:
+            if self._writes and isinstance(waiting := self._writes[-1], _Touch):
+                # There are never more of them than writes and one, however long the disk hangs.
+                segment_ids = tuple(dict.fromkeys([*segment_ids, *waiting.segment_ids]))
+                self._writes.pop()
+            self._writes.append(_Touch(segment_ids))
+            self._changed.notify_all()
 
     def read(self, segment_id: bytes) -> bool:
         """Read a segment before anything is written. It ends with READ or LOST. False: closed."""
@@ -123,11 +131,6 @@ class PrefixDisk:
             log.warning("prefix_cache.write_failed", segments=len(self._writes))
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
-
-    def _submit(self, job: _Write | _Touch) -> None:
-        with self._changed:
-            self._writes.append(job)
             self._changed.notify_all()
 
     def _idle(self) -> bool:

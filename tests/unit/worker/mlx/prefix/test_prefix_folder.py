@@ -4,14 +4,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from lmx.worker.mlx.prefix.disk import PrefixDisk
 from lmx.worker.mlx.prefix.file import SegmentRecord, Tensor
 from lmx.worker.mlx.prefix.folder import PrefixFolder, prefix_namespace
 from lmx.worker.mlx.prefix.tree import root_id
@@ -63,6 +65,34 @@ def test_only_the_owner_may_read(tmp_path: Path) -> None:
     assert modes == {0o600}
     assert (tmp_path / "a" / "p").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "a" / "p" / "n").stat().st_mode & 0o777 == 0o700
+
+
+def test_uses_that_wait_for_a_disk_that_hangs_are_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latest come first, as the beginning of a prompt comes before its end."""
+    begun, free = threading.Event(), threading.Event()
+    touched: list[Sequence[bytes]] = []
+
+    def touch(_folder: PrefixFolder, segment_ids: Sequence[bytes]) -> None:
+        touched.append(segment_ids)
+        begun.set()
+        assert free.wait(90)
+
+    monkeypatch.setattr(PrefixFolder, "touch", touch)
+    disk = PrefixDisk(tmp_path, "n", AMPLE_BYTES)
+    try:
+        disk.touch([b"first"])
+        assert begun.wait(90)
+        for _ in range(1000):
+            disk.touch([b"a", b"b", b"c"])
+            disk.touch([b"a", b"d"])
+        free.set()
+        assert disk.settle(90)
+    finally:
+        free.set()
+        disk.close(0)
+    assert [list(ids) for ids in touched] == [[b"first"], [b"a", b"d", b"b", b"c"]]
 
 
 def test_the_least_recently_used_make_room_in_all_namespaces(tmp_path: Path) -> None:
