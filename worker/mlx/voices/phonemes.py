@@ -100,7 +100,7 @@ def _run(espeak: str, text: str, language: str) -> list[str]:
     options = ("-q", "-b", "1", "--ipa", "--tie=^", "-v", language, "--stdin")
     done = subprocess.run(
         (espeak, *options),
-        input=text.replace("[[", "[").encode("utf-8", "replace"),
+        input=re.sub(r"\[+", "[", text).encode("utf-8", "replace"),
         capture_output=True,
         timeout=_TIMEOUT_S,
         check=True,

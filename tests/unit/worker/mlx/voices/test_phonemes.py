@@ -2,6 +2,7 @@
 """Texts become the phonemes that Kokoro knows, with the punctuation that it reads."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,15 @@ def test_a_text_that_is_cut_otherwise_is_said_all_the_same(monkeypatch: pytest.M
     monkeypatch.setattr(module, "_is_said", lambda text: True)
     said = phonemes(require_espeak(), ["Hello, world!", "?!", "Good day."], "en-us", SYMBOLS)
     assert said == ["həlˈO wˈɜɹld", "", "ɡˈʊd dˈA"]
+
+
+def test_no_text_is_taken_for_phonemes(tmp_path: Path) -> None:
+    repeats = tmp_path / "espeak"
+    repeats.write_text("#!/bin/sh\ncat\n")
+    repeats.chmod(0o700)
+    for text in ("[[h]]", "[[[h]]", "[[[[h]]]]"):
+        (said,) = module._run(str(repeats), text, "en")
+        assert said.startswith("[h")
 
 
 def test_without_the_program_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
