@@ -51,7 +51,7 @@ class IncrementalDetokenizer:
     off. Text that ends in U+FFFD is an incomplete character and is held back.
 
     ``skip`` are the special tokens, which are no text. ``after`` are tokens that come before, and
-    are no part of the text.
+    are no part of the text; a character that they begin is a part of it.
     """
 
     def __init__(self, decode: Decode, skip: frozenset[int], after: Sequence[int] = ()) -> None:
@@ -76,7 +76,11 @@ class IncrementalDetokenizer:
         return self._emit(self._decode(self._context + self._new)) if self._new else ""
 
     def _emit(self, text: str) -> str:
-        piece = text[len(self._context_text) :]
-        self._context, self._new = self._new, []
+        before, context = self._context_text, self._new
+        if before.endswith(_REPLACEMENT) and not text.startswith(before):
+            # The tokens before end inside of a character, which is complete now.
+            before, context = before.rstrip(_REPLACEMENT), self._context + self._new
+        piece = text[len(before) :]
+        self._context, self._new = context, []
         self._context_text = self._decode(self._context)
         return piece

@@ -325,14 +325,21 @@ def test_special_tokens_are_no_text() -> None:
     assert "".join(pieces_of(decoder_of(BYTE_LEVEL), [*ids, 0, *ids], frozenset({0}))) == "abab"
 
 
+@pytest.mark.parametrize(
+    "text", ["ab cd ab cd", "a 日本 é", "é ab", "ab \N{REPLACEMENT CHARACTER} cd"]
+)
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
 def test_text_that_continues_is_decoded_with_what_came_before(
-    make: Callable[[], Tokenizer],
+    make: Callable[[], Tokenizer], text: str
 ) -> None:
+    """A character that is begun before is a part of it."""
     tokenizer = make()
-    ids = tokenizer.encode("ab cd ab cd").ids
+    ids = tokenizer.encode(text).ids
     decode = decoder_of(tokenizer)
     for cut in range(1, len(ids)):
         detokenizer = IncrementalDetokenizer(decode, frozenset(), ids[:cut])
-        text = "".join([*(detokenizer.add(token) for token in ids[cut:]), detokenizer.flush()])
-        assert decode(ids[:cut]) + text == decode(ids)
+        more = "".join([*(detokenizer.add(token) for token in ids[cut:]), detokenizer.flush()])
+        before = decode(ids[:cut])
+        if not decode(ids).startswith(before):
+            before = before.rstrip("\N{REPLACEMENT CHARACTER}")
+        assert before + more == decode(ids)
