@@ -82,8 +82,9 @@ class Deletion:
             try:
                 freed_bytes = await delete_files(gone, self._home, ids)
             finally:
-                # Also what was deleted in part is not what was fetched.
-                for model_id in ids:
+                # Also what was deleted in part is not what was fetched, and other models may have
+                # been added meanwhile.
+                for model_id in planned()[1]:
                     self._core.files_changed(model_id)
             if gone.repo_id is not None and not gone.commits:
                 self._downloads.forget(gone.repo_id)

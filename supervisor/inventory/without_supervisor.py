@@ -64,7 +64,7 @@ async def delete(home: Home, config: Config, name: str) -> Deleted:
     """
     home.prepare()
     SupervisorLock(home.lock).acquire()
-    if left := [record.pid for record in Records(home.state).orphans() if record.alive]:
+    if left := [record.pid for record in Records(home.state).orphans()]:
         raise OperationError(
             ErrorCode.MODEL_LOADED,
             f"processes of an lmx whose supervisor has ended are left (pids "

@@ -1,5 +1,5 @@
-"""Decides whether a model folder is complete. It looks only at names and sizes, never into the
-weights.
+"""Decides whether a model folder is complete. It looks only at names, sizes and times, never into
+the weights.
 """
 
 import re

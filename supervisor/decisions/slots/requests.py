@@ -135,11 +135,6 @@ def order_coming(life: SlotLife, _event: Any, _rules: Rules, now_s: float) -> Re
     return to.changed(life, intent=intent, demand=demand, failures=FailureRecord()), ()
 
 
-def order_again(life: SlotLife, event: events.ReloadOrdered, rules: Rules, now_s: float) -> Result:
-    """The model waits from here on for what it needs with its other settings."""
-    return order(life, event, rules, now_s)
-
-
 def order_another(
     life: SlotLife, event: events.ReloadOrdered, _rules: Rules, now_s: float
 ) -> Result:

@@ -32,7 +32,6 @@ from lmx.supervisor.decisions.slots.requests import (
     hold,
     hold_occupied,
     order,
-    order_again,
     order_another,
     order_coming,
     preload,
@@ -118,7 +117,8 @@ TABLE: Final[dict[type, Row]] = {
     events.Requested: (ask_cold, ask, ask, ask_occupied, ask, ask_quarantined, ask_held),
     events.Preloaded: (preload, want, want, want, want, late, late),
     events.Ordered: (order, order_coming, order_coming, order_coming, order, order, order),
-    events.ReloadOrdered: (order, order_coming, order_again, order_another, order, order, order),
+    # A queued model waits from here on for what it needs with its other settings.
+    events.ReloadOrdered: (order, order_coming, order, order_another, order, order, order),
     # Those who do not, or not any more.
     events.FilesLeaving: (
         files_leaving, files_leaving, files_leaving, files_leaving, files_leaving, files_leaving,

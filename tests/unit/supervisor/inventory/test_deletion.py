@@ -155,6 +155,24 @@ async def test_a_model_that_is_added_during_a_deletion_keeps_its_files(
     assert not deleted
 
 
+async def test_the_files_of_a_model_that_is_added_while_they_are_deleted_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = CoreRig({"a": 100, "b": 100}, models={"b": {"source": "/a"}})
+    slots: Any = rig.core.slots
+    added = slots.pop("b")
+    deleting, _ = made(tmp_path, monkeypatch, rig)
+
+    async def delete_files(*_: Any) -> int:
+        slots["b"] = added
+        rig.actions.inspected.clear()
+        return 7
+
+    monkeypatch.setattr(deletion, "delete_files", delete_files)
+    await deleting.delete("a", force=False)
+    assert rig.actions.inspected == ["a", "b"]
+
+
 @pytest.mark.parametrize("force", [True, False])
 async def test_files_that_another_machine_uses_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
