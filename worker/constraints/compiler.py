@@ -230,8 +230,13 @@ class ConstraintCompiler:
     ) -> LLMatcher:
         """Compile the grammar of an answer, inside the text that this model writes around one. The
         other arguments are those of :meth:`_matcher`."""
-        if self._family.answer is not None:
-            frame = self._family.answer.grammar(self._vocabulary.special, "answer")
+        family, frame = self._family, ""
+        if family.answer is not None:
+            frame = family.answer.grammar(self._vocabulary.special, "answer")
+        elif family.messages is not None:
+            header = family.messages.header(self._vocabulary.special, [family.messages.user])
+            frame = f"%llguidance {{}}\nstart: {header} @answer"
+        if frame:
             framed = [{"lark_grammar": frame}, {"name": "answer", **grammar}]
             return self._matcher(framed, param, schema, lark=lark)
         return self._matcher([grammar], param, schema, lark=lark)
@@ -414,7 +419,7 @@ class ConstraintCompiler:
                 None,
                 # If whole answers have a form, the text between thinking and answer is a part of
                 # it.
-                line_breaks=self._family.answer is None,
+                line_breaks=self._family.answer is None and self._family.messages is None,
             )
         return replace(self._thinking, budget_tokens=budget)
 

@@ -4,10 +4,11 @@ A family is one value (:class:`Family`) in :mod:`lmx.worker.formats.families`.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from lmx.worker.engine.values import ReasoningMarkers
 from lmx.worker.schemas.grammar import quoted
 from lmx.worker.templates.history import PLAIN_HISTORY, HistoryForm
 from lmx.worker.text.feed import PartSink, Steps, TextFeed
@@ -132,6 +133,33 @@ class AnswerForm(NamedTuple):
     """The special tokens that the form uses."""
 
 
+class MessageForm(NamedTuple):
+    """How answers are written that are several messages, each with a header that names its
+    recipient. The text of a message is what other families write without a header. The prompt ends
+    where the first header continues with its recipient."""
+
+    start: str
+    """What begins a header."""
+    role: str
+    """What is in a header before its recipient."""
+    recipient: str
+    """What is before the recipient's name."""
+    body: str
+    """What ends a header."""
+    ends: tuple[str, ...]
+    """What ends a message."""
+    user: str
+    """The recipient of an answer. That of a call is the tool."""
+    thinking: ReasoningMarkers
+    """What a message to the model itself, which is a thought, begins and ends with."""
+
+    def header(self, special: SpecialTokens, recipients: Iterable[str]) -> str:
+        """Return Lark for the header of a message to one of these, which may be left out."""
+        names = " | ".join(map(quoted, recipients))
+        begun, body = special.lark(self.start + self.role), special.lark(self.body)
+        return f"(({begun})? {quoted(f' {self.recipient}')} ({names}) {body})?"
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """How a family of models calls tools."""
@@ -150,6 +178,8 @@ class Family:
     """How the model itself writes calls, if it puts no marker before them."""
     answer: AnswerForm | None = None
     """How whole answers are written. None: as content, with marked reasoning and calls in it."""
+    messages: MessageForm | None = None
+    """How its answers are divided into messages. None: they are not."""
     template_markers: tuple[tuple[str, ...], ...] = ()
     """Texts by which a chat template is recognised: all texts of one group must be in it. Empty for
     a family that mlx-vlm's registry recognises by its template."""

@@ -45,6 +45,8 @@ def tools_grammar(
         close = between if parallel else ""
     more = f" ({between} {call})*" if parallel else ""
     start = f"{special.lark(form.open)} {call}{more} {close}"
+    if family.messages is not None:
+        start = f"{family.messages.header(special, [tool.name for tool in tools])} {start}"
     return _lark_grammar(rules, start)
 
 

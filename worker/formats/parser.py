@@ -2,6 +2,7 @@
 
 import json
 import re
+import string
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -11,7 +12,7 @@ import structlog
 from lmx.protocol.states import DeltaKind
 from lmx.worker.engine.values import ReasoningMarkers
 from lmx.worker.formats.families.table import call_forms, family_of
-from lmx.worker.formats.family import CallForm, Reader
+from lmx.worker.formats.family import CallForm, MessageForm, Reader
 from lmx.worker.text.feed import Part, PartSink, Steps, TextFeed
 
 __all__ = ["OutputParser", "Part"]
@@ -26,6 +27,7 @@ _PROSE: Final = re.compile(
 in them."""
 _LINE_CHARACTERS: Final = 2_000
 """As much of a thought's last line is looked at for quotes."""
+_NAME_CHARACTERS: Final = f"{string.ascii_letters}{string.digits}_.-"
 _QUOTES: Final = ("`", '"', "'")
 _APOSTROPHE: Final = re.compile(r"(?<=\w)'(?=\w)")
 
@@ -89,6 +91,7 @@ class OutputParser:
         self._markers: Sequence[str] = ()
         self._sink.write = self._write
         family = family_of(tool_parser, reasoning)
+        self._messages = family.messages
         self._read_bare: Reader | None = None if marked_calls or not tools else family.read_bare
         self._space = ""
         self._holds_space = False
@@ -108,11 +111,17 @@ class OutputParser:
         self._steps: Steps[None] | None = None
         if family.answer is not None:
             self._steps = family.answer.read(self._feed, self._sink, thinking_open)
-        elif reasoning or tools:
+        elif reasoning or tools or family.messages:
             forms = call_forms(family) if tools else ()
             self._forms = {form.start: form for form in forms}
             self._ends = {form.end for form in forms}
-            thinking = (reasoning.start, reasoning.end, *reasoning.answer) if reasoning else ()
+            thinking: tuple[str, ...] = ()
+            if reasoning is not None:
+                thinking = (reasoning.start, reasoning.end, *reasoning.answer)
+            if (messages := family.messages) is not None:
+                # A thought begins with a whole header.
+                others = [one for one in thinking if one != messages.thinking.start]
+                thinking = (messages.start, *messages.ends, *others)
             self._markers = [one for one in (*thinking, *self._forms, *self._ends) if one]
             self._holds_space = bool(tools)
             self._steps = self._read(thinking_open)
@@ -166,6 +175,8 @@ class OutputParser:
         text = "".join(self._unnamed)
         if self._reasoning is not None:
             text = text.rpartition(self._reasoning.end)[2]
+        if self._messages is not None:
+            text = text.rpartition(self._messages.body)[2]
         if not text.strip():
             return []
         if self._only is None:
@@ -186,13 +197,21 @@ class OutputParser:
     def _read(self, thinking_open: bool) -> Steps[None]:
         if thinking_open and self._reasoning:
             yield from self._think(self._reasoning)
+        if self._messages is not None:
+            yield from self._read_headers(self._messages)
         while True:
             if self._read_bare is not None and not self._wrote:
                 yield from self._bare_calls(self._read_bare)
             marker = yield from self._feed.until(self._markers, self._write)
             if marker is None:
                 break
-            if self._reasoning and marker == self._reasoning.start and self._may_think:
+            if self._messages is not None and marker in (
+                self._messages.start,
+                *self._messages.ends,
+            ):
+                self._feed.unread(len(marker))
+                yield from self._read_headers(self._messages)
+            elif self._reasoning and marker == self._reasoning.start and self._may_think:
                 self._space = ""
                 yield from self._think(self._reasoning)
             elif marker in self._forms:
@@ -201,6 +220,30 @@ class OutputParser:
                 self._pass_marker(marker)
         if not self._after_call and not self._tail:
             self._sink.content(self._space)
+
+    def _read_headers(self, form: MessageForm) -> Steps[None]:
+        """Read what is between the texts of two messages, and the messages that are thoughts."""
+        feed = self._feed
+        while True:
+            feed.mark()
+            marker: str | None = form.ends[0]
+            while marker in form.ends:
+                yield from feed.skip()
+                marker = yield from feed.starts((*form.ends, form.start, form.recipient))
+            header = marker or ""
+            if marker is not None:
+                # Only the first header begins with its recipient.
+                header += yield from feed.skip(_NAME_CHARACTERS + " =" * (marker == form.start))
+            if marker is None or (yield from feed.starts((form.body,))) is None:
+                # Text without a header; at the end, a header that was cut off.
+                if (yield from feed.char()):
+                    self._write(feed.marked())
+                return
+            feed.unmark()
+            if not (header + form.body).endswith(form.thinking.start):
+                self._trim = True
+                return
+            yield from self._think(form.thinking)
 
     def _pass_marker(self, marker: str) -> None:
         """Handle a marker with which neither a thought nor a call begins: it opens or closes the

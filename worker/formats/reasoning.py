@@ -4,6 +4,7 @@ from typing import Any, Final, NamedTuple
 
 from lmx.worker.engine.values import ReasoningMarkers
 from lmx.worker.formats.families import harmony
+from lmx.worker.formats.families.tags import MUSE_MESSAGES
 
 
 class ThinkingForm(NamedTuple):
@@ -12,7 +13,7 @@ class ThinkingForm(NamedTuple):
     start: str
     end: str
     token: str | None = None
-    """The special token with which ``start`` begins, if it is not all of ``start``. Models whose
+    """The special token in ``start``, if it is not all of ``start``. Models whose
     vocabulary has no such token don't have this form."""
     only_first: bool = False
     """Whether the markers are words, which may also stand in any answer."""
@@ -20,6 +21,9 @@ class ThinkingForm(NamedTuple):
 
 FORMS: Final = (
     ThinkingForm(harmony.THINKING, harmony.END, harmony.CHANNEL),  # gpt-oss
+    ThinkingForm(
+        MUSE_MESSAGES.thinking.start, MUSE_MESSAGES.thinking.end, MUSE_MESSAGES.body
+    ),  # Muse
     ThinkingForm("<|channel>thought", "<channel|>", "<|channel>"),  # Gemma 4
     ThinkingForm("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A, Command R
     ThinkingForm("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus

@@ -10,6 +10,8 @@ EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 # Qwen3, GLM, Gemma 4, SmolLM3 and others; DeepSeek V3.1, Granite, Kimi K2; Command A.
 _SWITCHES: Final = ("enable_thinking", "thinking", "reasoning")
+# gpt-oss and most others; Muse.
+_EFFORTS: Final = ("reasoning_effort", "reasoning_strength")
 # Seed-OSS. Its template writes how many tokens the thinking may have.
 _BUDGET: Final = "thinking_budget"
 
@@ -19,7 +21,7 @@ def thinking_variables(thinking: Thinking) -> dict[str, Any]:
     variables: dict[str, Any] = {}
     effort, enabled = thinking.effort, thinking.enabled
     if effort is not None:
-        variables["reasoning_effort"] = effort
+        variables |= dict.fromkeys(_EFFORTS, effort)
         enabled = True if enabled is None else enabled
     if enabled is not None:
         variables |= dict.fromkeys(_SWITCHES, enabled)

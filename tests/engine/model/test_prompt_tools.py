@@ -173,6 +173,8 @@ GRANITE = (
         (["[THINK]", "[/THINK]"], True, "x", "[THINK]"),
         (["<|channel|>", "<|end|>", "<|message|>"], True, "analysis", harmony.THINKING),
         (["<|channel|>", "<|message|>"], True, "final", None),
+        (["<|message|>", "<|eom|>"], False, "x", "to=self<|message|>"),
+        (["<|message|>"], False, "to=self<|message|>", None),
         (["<|channel>", "<channel|>"], True, "<|channel>thought", "<|channel>thought"),
     ],
 )

@@ -48,6 +48,10 @@ def python(start: str, end: str) -> Callable[[Calls], str]:
     return render
 
 
+def atem(calls: Calls) -> str:
+    return f"<|start|>assistant to={calls[0][0]}<|message|>{writers.atem(calls)}"
+
+
 def harmony(calls: Calls) -> str:
     ((name, args),) = calls
     return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{dumps(args)}"
@@ -59,6 +63,7 @@ WRITERS: dict[str, Callable[[Calls], str]] = {
     "mistral": writers.mistral,
     "mistral v3": writers.array("[TOOL_CALLS] ", ""),
     "kimi_k2": writers.kimi,
+    "atem": atem,
     "cohere2_moe": cohere,
     "pythonic": python("<|tool_call_start|>", "<|tool_call_end|>"),
     "glm47": writers.prefixed(""),
@@ -87,7 +92,7 @@ WRITERS: dict[str, Callable[[Calls], str]] = {
     "step3": writers.step3,
 }
 # Whose parser takes line breaks on both sides of a text for a frame.
-FRAMED = {"glm47", "longcat", "minimax_m2", "step3"}
+FRAMED = {"atem", "glm47", "longcat", "minimax_m2", "step3"}
 ONE = {"harmony", "glm4", "llama3_json"}
 
 SAVE = closed(

@@ -200,6 +200,22 @@ def test_a_structure_is_in_the_final_channel_of_gpt_oss() -> None:
 
 
 @pytest.mark.parametrize(
+    "header", ["", " to=user<|message|>", "<|start|>assistant to=user<|message|>"]
+)
+def test_a_structure_is_in_a_message_of_muse_to_the_user(header: str) -> None:
+    it = Family("atem")
+    structure = Structure(StructureKind.JSON_SCHEMA, '{"type": "boolean"}', "p")
+    maker = it.compiler.compile(ConstraintSource(structure, None, Thinking(), False))
+    assert maker
+    one = maker()
+    feed(one, it.tokens(f"{header}true"))
+    assert set(allowed_tokens(one)) == it.eos  # type: ignore[arg-type]
+    # A tool is no recipient of an answer.
+    with pytest.raises(AssertionError, match="is not next"):
+        feed(maker(), it.tokens(" to=weather"))
+
+
+@pytest.mark.parametrize(
     ("schema", "said"),
     [
         ({"type": "array"}, "arguments are an object"),

@@ -76,6 +76,10 @@ FAMILIES: dict[str, tuple[str | None, list[str], str]] = {
             "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
             "<|tool_call_argument_begin|>", "<|tool_call_end|>"],
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:"),
+    "atem": (
+        "atem", ["<|start|>", "<|message|>", "<|eom|>"],
+        '<|start|>assistant to=weather<|message|><atem:function_calls>'
+            '<atem:invoke name="weather"><atem:parameter name="city">'),
     "cohere2_moe": (
         "cohere2_moe", ["<|START_ACTION|>", "<|END_ACTION|>"],
         '<|START_ACTION|>[\n    {"tool_call_id": "'),
@@ -151,7 +155,7 @@ FAMILIES: dict[str, tuple[str | None, list[str], str]] = {
 # What ends a text where no token does.
 PHRASES = [
     *("\n</parameter>\n", "</parameter>\n", "</longcat_arg_value>\n"),
-    *("</｜DSML｜parameter>\n", "</steptml:parameter>")]
+    *("</｜DSML｜parameter>\n", "</steptml:parameter>", "</atem:parameter>")]
 # What ends a text where the marks are ordinary text too.
 ENDS = [*PHRASES, "</arg_value>\n", '<|"|>', "<escape>"]
 # How another call begins in the forms in which nothing encloses them: the special token, else

@@ -22,6 +22,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family for family in (*JSON_FAMILIES, *TAG_FAMILIES, *LITERAL_FAMILIES, HARMONY)
 }
 
+# The families whose thoughts are messages, by what begins these.
+_OF_THINKING: Final = {THINKING: HARMONY} | {
+    family.messages.thinking.start: family for family in FAMILIES.values() if family.messages
+}
+
 _GENERAL: Final = {JSON_TOOLS.calls[0].start, JSON_TOOLS.calls[0].end}
 # An added token " " or "name" is a part of some marker, but no marker itself.
 _MARK_BEGINS: Final = ("<", "[", "]", "◁", "｜")
@@ -71,8 +76,8 @@ def family_of(tool_parser: str | None, reasoning: ReasoningMarkers | None = None
     so enforced calls are JSON. If the library has no such parser, or one without the markers of its
     calls, only JSON is read.
     """
-    if reasoning is not None and reasoning.start == THINKING:
-        return HARMONY
+    if reasoning is not None and reasoning.start in _OF_THINKING:
+        return _OF_THINKING[reasoning.start]
     return FAMILIES.get(tool_parser or JSON_TOOLS.name) or _unknown(str(tool_parser))
 
 
@@ -97,6 +102,8 @@ def marker_ids(
     else:
         for form in call_forms(family):
             texts += (form.start, form.end, *form.tokens)
+    if family.messages is not None:
+        texts += (family.messages.start, family.messages.body, *family.messages.ends)
     if reasoning is not None:
         texts += (reasoning.start, reasoning.end)
     return frozenset(

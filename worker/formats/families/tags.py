@@ -4,7 +4,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from lmx.worker.formats.family import CallForm, CallGrammar, Family
+from lmx.worker.engine.values import ReasoningMarkers
+from lmx.worker.formats.family import CallForm, CallGrammar, Family, MessageForm
 from lmx.worker.formats.forms.library import read_block
 from lmx.worker.formats.forms.python import read_bare_calls
 from lmx.worker.formats.forms.tags import XmlForm, tagged_call, xml_calls
@@ -27,12 +28,22 @@ def _named_tags(
     )
 
 
-# Muse ("ATEM"): ``<atem:invoke>`` with a tag for each argument.
+# Muse ("ATEM"): ``<atem:invoke>`` with a tag for each argument, in a message to the tool.
 _ATEM_FORM: Final = _named_tags(
-    "atem:invoke", "atem:parameter", "</atem:function_calls>", framed=False
+    "atem:invoke", "atem:parameter", "</atem:function_calls>", framed=True
+)
+MUSE_MESSAGES: Final = MessageForm(
+    start="<|start|>",
+    role="assistant",
+    recipient="to=",
+    body="<|message|>",
+    ends=("<|eom|>", "<|eot|>"),
+    user="user",
+    thinking=ReasoningMarkers("to=self<|message|>", "<|eom|>"),
 )
 _ATEM: Final = Family(
     name="atem",
+    messages=MUSE_MESSAGES,
     calls=xml_calls("<atem:function_calls>", _ATEM_FORM),
     grammar=CallGrammar(
         _ATEM_FORM.call('"{}">', '"{}">', any_json=True),

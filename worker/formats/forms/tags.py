@@ -190,7 +190,10 @@ def _read_name(feed: TextFeed, form: XmlForm, names: Collection[str]) -> Steps[s
             name = [next(begun, text)]
             feed.unread(len(text) - len(name[0]))
         feed.unread(len(marker or ""))
-    return _unquoted("".join(name))
+    read = _unquoted("".join(name))
+    # Muse names a function without a namespace twice.
+    namespace, _, own = read.partition(".")
+    return own if read not in names and namespace == own else read
 
 
 def _read_parameters(feed: TextFeed, sink: PartSink, form: XmlForm, name: str) -> Steps[str | None]:

@@ -55,7 +55,7 @@ def test_calls_with_text_around(name: str, write: Callable[[Calls], str]) -> Non
         assert (whole.calls, whole.content) == (parsed.calls, parsed.content)
 
 
-@pytest.mark.parametrize("name", ["glm47", "longcat", "minimax_m2", "step3"])
+@pytest.mark.parametrize("name", ["atem", "glm47", "longcat", "minimax_m2", "step3"])
 def test_white_space_of_a_text_is_a_part_of_it(name: str) -> None:
     """What is to be replaced in a file must be found there."""
     write = next(write for family, write in WRITERS if family == name)

@@ -1,8 +1,10 @@
-"""gpt-oss's answers: messages in channels."""
+"""Answers that are several messages with headers: gpt-oss's, in channels, and Muse's."""
 
 import pytest
 
 from lmx.worker.engine.values import ReasoningMarkers
+from lmx.worker.formats.families.tags import MUSE_MESSAGES
+from tests.support.fakes.call_writers import FORMS
 from tests.support.rigs.parsed_output import parse, tool
 
 TOOLS = [tool("now")]
@@ -47,4 +49,50 @@ def test_harmony(
 def test_harmony_that_begins_in_the_thinking() -> None:
     text = f"hm<|end|>{NEXT}<|channel|>final<|message|>Hi"
     parsed = parse(text, "harmony", reasoning=HARMONY_THINK, thinking_open=True, tools=())
+    assert (parsed.reasoning, parsed.content) == ("hm", "Hi")
+
+
+MUSE = MUSE_MESSAGES.thinking
+CALL = FORMS["atem"]([("now", {})])
+THOUGHT = f" to=self<|message|>hm<|eom|>{NEXT}"
+
+
+@pytest.mark.parametrize(
+    ("text", "order", "reasoned", "content"),
+    [
+        (f"{THOUGHT} to=user<|message|>Hi.<|eot|>", ["reasoning", "content"], "hm", "Hi."),
+        (" to=user<|message|>Hi.", ["content"], "", "Hi."),
+        (f"{THOUGHT}{THOUGHT} to=now<|message|>{CALL}<|eot|>", ["reasoning", "call 0"], "hmhm", ""),
+        (f" to=commentary<|message|>I look.\n<|eom|>{NEXT} to=now<|message|>{CALL}<|eom|>{NEXT}"
+         f" to=now.now<|message|>{CALL.replace('now', 'now.now')}",
+         ["content", "call 0", "call 1"], "", "I look."),
+        (f"{THOUGHT} to=user<|message|>Now: {CALL}", ["reasoning", "content", "call 0"], "hm",
+         "Now:"),
+        # Cut off in a thought, or in a header.
+        (" to=self<|message|>hm", ["reasoning"], "hm", ""),
+        (" to=se", [], "", ""),
+        (f"{THOUGHT} to=us", ["reasoning"], "hm", ""),
+        ("Hi.<|eom|><|start|>assi", ["content"], "", "Hi."),
+        # What has no header, or looks like one.
+        ("Hi to=self.", ["content"], "", "Hi to=self."),
+        (" to=5 is it", ["content"], "", " to=5 is it"),
+        (" to=user<|message|>The recipient is to=self<|message|>.", ["content"], "",
+         "The recipient is to=self<|message|>."),
+        (f"{THOUGHT} to=user<|message|>A <|start|>? B", ["reasoning", "content"], "hm",
+         "A <|start|>? B"),
+        (" to=user<|message|>The `<|eom|>` and <|eom|>.", ["content"], "",
+         "The `<|eom|>` and <|eom|>."),
+        (" to=user<|message|>", [], "", ""),
+    ],
+)  # fmt: skip
+def test_muse(text: str, order: list[str], reasoned: str, content: str) -> None:
+    for cuts in (None, [], *([place] for place in range(1, len(text)))):
+        parsed = parse(text, "atem", tools=TOOLS, reasoning=MUSE, cuts=cuts)
+        assert (parsed.order, parsed.reasoning, parsed.content) == (order, reasoned, content)
+        assert parsed.objects == [("now", {})] * sum(kind.startswith("call") for kind in order)
+
+
+def test_muse_that_begins_in_the_thinking() -> None:
+    text = f"hm<|eom|>{NEXT} to=user<|message|>Hi"
+    parsed = parse(text, None, reasoning=MUSE, thinking_open=True, tools=())
     assert (parsed.reasoning, parsed.content) == ("hm", "Hi")
