@@ -5,15 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from lmx.router.schema.requests.files import ExpiresAfter
+from lmx.router.schema.requests.generation import Labels
 from lmx.router.schema.validation import Strict
-
-_Metadata = Annotated[
-    dict[
-        Annotated[str, Field(max_length=64)],
-        Annotated[str, Field(max_length=512)],
-    ],
-    Field(max_length=16),
-]
 
 
 class BatchRequest(Strict):
@@ -27,7 +20,7 @@ class BatchRequest(Strict):
     """The route that all lines are for."""
     completion_window: Literal["24h"]
     """In what time the batch is done or expires: there is only `24h`."""
-    metadata: _Metadata | None = None
+    metadata: Labels | None = None
     """Up to 16 texts by their names, which are kept with the batch. Default: none."""
     output_expires_after: ExpiresAfter | None = None
     """When the files of its output are removed. Default: after 30 days."""
@@ -54,7 +47,9 @@ class MessageBatchLine(Strict):
 class MessageBatchRequest(Strict):
     """The body of POST /v1/messages/batches."""
 
-    requests: Annotated[list[MessageBatchLine], Field(min_length=1, max_length=50_000)]
+    requests: Annotated[
+        list[MessageBatchLine], Field(min_length=1, max_length=50_000, fail_fast=True)
+    ]
     """The requests. All of them are at most as large as any body (`server.body_limit_bytes`)."""
 
 

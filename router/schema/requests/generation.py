@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Tag, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import BACKGROUND_PRIORITY, Generate
@@ -22,7 +22,26 @@ from lmx.router.schema.validation import LIST, MAX_COUNT, TEXT, TEXT_OR_LIST, Co
 
 _LabelName = Annotated[str, Field(max_length=64)]
 _LabelText = Annotated[str, Field(max_length=512)]
-Labels = Annotated[dict[_LabelName, _LabelText], Field(max_length=16)]
+_MAX_LABELS: Final = 16
+
+
+def _counted(labels: Any) -> Any:
+    # pydantic checks all of them first, and would describe each fault.
+    if isinstance(labels, dict) and len(labels) > _MAX_LABELS:
+        raise PydanticKnownError(
+            "too_long",
+            {
+                "field_type": "Dictionary",
+                "max_length": _MAX_LABELS,
+                "actual_length": len(labels),
+            },
+        )
+    return labels
+
+
+Labels = Annotated[
+    dict[_LabelName, _LabelText], Field(max_length=_MAX_LABELS), BeforeValidator(_counted)
+]
 """OpenAI's limits: what is shown again has the form that clients expect."""
 
 

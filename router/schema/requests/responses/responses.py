@@ -44,6 +44,7 @@ from lmx.router.workers.dispatch import TOKENIZE_DEADLINE_S
 
 _LOGPROBS: Final = "message.output_text.logprobs"
 _SEALED: Final = "reasoning.encrypted_content"
+_MAX_INCLUDED: Final = 64
 
 
 class ReasoningConfig(Strict):
@@ -200,7 +201,7 @@ class ResponsesRequest(
     context_management: Any = None
     """A conversation is compacted when that is requested, and not by itself: any entry is a 400.
     Default: none."""
-    include: list[str] | None = None
+    include: Annotated[list[str], Field(max_length=_MAX_INCLUDED, fail_fast=True)] | None = None
     """What the answer has besides: `message.output_text.logprobs`, and
     `reasoning.encrypted_content`, the thoughts as a token of this lmx that brings them back when it
     is sent again. Others are accepted, and change nothing."""

@@ -1,5 +1,8 @@
 """What a chat request may hold: each fault gives the right param, code and words."""
 
+import importlib
+import pkgutil
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,12 +12,13 @@ from pydantic import BaseModel
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.http.bodies.json_body import MAX_DEPTH, parse_object
+from lmx.router.schema import requests
 from lmx.router.schema.requests.chat import ChatRequest, parse_chat
 from lmx.router.schema.requests.completions import CompletionRequest
 from lmx.router.schema.requests.conversation.media import KINDS
 from lmx.router.schema.requests.responses.responses import ResponsesRequest
 from lmx.router.schema.requests.unsupported import CHAT
-from lmx.router.schema.validation import param_path, short, validated
+from lmx.router.schema.validation import Strict, param_path, short, validated
 
 USER = {"role": "user", "content": "hi"}
 TYPE = ErrorCode.INVALID_TYPE
@@ -292,6 +296,35 @@ def test_an_error_repeats_little_of_a_large_value() -> None:
     assert len(short("é" * 100_000)) < 80
 
 
+def lists_of(schema: object) -> Iterator[dict[str, Any]]:
+    """The lists in a schema, as pydantic checks it."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            yield schema
+        for value in schema.values():
+            yield from lists_of(value)
+    elif isinstance(schema, list | tuple):
+        for value in schema:
+            yield from lists_of(value)
+
+
+def test_every_list_has_a_limit_and_a_long_one_ends_at_its_first_fault() -> None:
+    """pydantic describes each fault, which takes seconds and gigabytes of many."""
+    for part in pkgutil.walk_packages(requests.__path__, f"{requests.__name__}."):
+        importlib.import_module(part.name)
+    found = 0
+    left = list(Strict.__subclasses__())
+    while left:
+        model = left.pop()
+        left += model.__subclasses__()
+        model.model_rebuild()
+        for one in lists_of(model.__pydantic_core_schema__):
+            found += 1
+            most = one.get("max_length")
+            assert most is not None and (most <= 1024 or one.get("fail_fast")), (model, one)
+    assert found > 100
+
+
 def test_paths() -> None:
     assert (
         param_path(("messages", 2, "content", "<list>", 0, "type")) == "messages[2].content[0].type"
@@ -370,7 +403,8 @@ def test_any_bytes_parse_or_are_a_request_error(payload: bytes) -> None:
     ("metadata", "param", "why"),
     [
         ({"a": 5}, "metadata.a", "must be a string, got 5"),
-        ({str(n): "x" for n in range(17)}, "metadata", "must hold at most 16 elements."),
+        ({str(n): "x" for n in range(17)}, "metadata", "must hold at most 16 elements, got 17."),
+        ({str(n): n for n in range(1_000)}, "metadata", "16 elements, got 1000"),
         ({"k" * 65: "x"}, "metadata." + "k" * 40, "a name that must hold at most 64 characters"),
         ({"a": "x" * 513}, "metadata.a", "must hold at most 512 characters"),
     ],
