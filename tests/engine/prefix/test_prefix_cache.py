@@ -69,7 +69,6 @@ def test_a_plain_cache_is_cut_where_two_prompts_part() -> None:
     assert find(cache, first) == 749  # One token is left to be computed.
     assert find(cache, first[:100]) == 99
     assert cache.checkpoints(first, 0) == ()
-    assert (cache.lookups, cache.hits, cache.hit_tokens) == (6, 5, 700 + 790 + 750 + 749 + 99)
 
 
 def test_what_prompts_share_is_kept_once() -> None:
@@ -81,7 +80,7 @@ def test_what_prompts_share_is_kept_once() -> None:
     keep(cache, PLAIN, answered)
     keep(cache, PLAIN, turn[:500])
     keep(cache, PLAIN, turn[:500] + prompt(3, 40))
-    assert cache.bytes_held() == cache.stored_bytes == 1040 * BYTES_A_TOKEN
+    assert cache.bytes_held() == 1040 * BYTES_A_TOKEN
 
 
 def test_a_few_tokens_are_not_worth_it() -> None:
@@ -171,7 +170,7 @@ def test_states_are_kept_once() -> None:
     keep(cache, MIXED, prompt(1, 100))
     assert cache.bytes_held() == held
     keep(cache, MIXED, prompt(1, 60))  # Its run is there, its state isn't.
-    assert cache.bytes_held() == cache.stored_bytes == held + 8
+    assert cache.bytes_held() == held + 8
     assert find(cache, prompt(1, 90)) == 60
 
 

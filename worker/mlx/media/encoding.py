@@ -228,7 +228,6 @@ class FeatureCache:
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self.hits = 0
         self.encoded = 0
         """How many features were put in."""
         self._budget_bytes = limit_bytes
@@ -236,17 +235,11 @@ class FeatureCache:
         self._held: OrderedDict[_Key, Features] = OrderedDict()
         self._held_bytes = 0
 
-    @property
-    def bytes_held(self) -> int:
-        """The size of what is kept."""
-        return self._held_bytes
-
     def get(self, digest: bytes, salt: str) -> Features | None:
         """Return the features of what has this digest; None: they are not here."""
         found = self._held.get((digest, salt))
         if found is not None:
             self._held.move_to_end((digest, salt))
-            self.hits += 1
         return found
 
     def put(self, digest: bytes, salt: str, features: Features) -> None:

@@ -67,19 +67,12 @@ class PrefixCache:
     (:func:`lmx.worker.mlx.prefix.folder.prefix_namespace`). Memory stays within the spec's budget,
     which doesn't count the caches that ``lookup`` returns; the disk's budget is for all models that
     share the folder. Another thread, which doesn't touch MLX, writes and reads the files.
-
-    ``stored_bytes`` counts all that was ever stored, ``hit_tokens`` all tokens that lookups
-    returned.
     """
 
     def __init__(
         self, new_cache: Callable[[], list[Any]], spec: PrefixCacheSpec, namespace: str
     ) -> None:
         """``new_cache`` returns the empty cache of one row."""
-        self.lookups = 0
-        self.hits = 0
-        self.hit_tokens = 0
-        self.stored_bytes = 0
         self._layout = CacheLayout(new_cache)
         self._store = PrefixStore(self._layout, spec, namespace)
         self._enabled = self._layout.restorable
@@ -108,7 +101,6 @@ class PrefixCache:
         The result shares no array with the store. Waits for the disk up to half a second, or not at
         all, and returns what has been read by then: an earlier :meth:`fetch` saves that wait.
         """
-        self.lookups += 1
         deadline = time.monotonic() + (_READ_WAIT_S if wait else 0.0)
         prompt = np.asarray(tokens, np.int32)
         while not self._fetch(prompt, salt, atomic) and (left_s := deadline - time.monotonic()) > 0:
@@ -117,8 +109,6 @@ class PrefixCache:
         if hit is None:
             return None
         self._store.touch(hit.segments)
-        self.hits += 1
-        self.hit_tokens += hit.length
         # Capacity for the prompt and its first token, so that prefill doesn't copy all of it again.
         capacity = -(-(len(tokens) + 1) // _CAPACITY_STEP) * _CAPACITY_STEP
         return WarmPrefix(self._restore(hit, capacity), hit.length)
@@ -197,7 +187,6 @@ class PrefixCache:
             return  # Runs without their state are of no use.
         added = self._store.add(parent, captured, path)
         self._store.touch([*path, *added])
-        self.stored_bytes += sum(segment.nbytes for segment in added)
 
     def rest(self) -> None:
         """Use a pause: free the segments that have been written."""

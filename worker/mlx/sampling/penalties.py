@@ -48,11 +48,7 @@ class RowEdits:
     ) -> None:
         """``made``: the tokens of its answer that the row has already."""
         self.sampling = sampling
-        self.counts = (
-            sampling.repetition_penalty != 1
-            or sampling.presence_penalty != 0
-            or sampling.frequency_penalty != 0
-        )
+        self.counts = _counts(sampling)
         """Whether the edits depend on the row's tokens."""
         self.made = list(made)
         """The tokens of its answer; the caller adds to them."""
@@ -66,13 +62,8 @@ class RowEdits:
     @staticmethod
     def needed(sampling: SequenceSampling) -> bool:
         """Return whether such a row has edits at all."""
-        return bool(
-            sampling.repetition_penalty != 1
-            or sampling.presence_penalty != 0
-            or sampling.frequency_penalty != 0
-            or sampling.logit_bias
-            or (sampling.min_tokens > 0 and sampling.end_ids)
-        )
+        bans_ends = sampling.min_tokens > 0 and sampling.end_ids
+        return bool(_counts(sampling) or sampling.logit_bias or bans_ends)
 
     def slots(self, vocabulary: int) -> _Slots:
         """Return the tokens to edit; those that the logits don't have are left out."""
@@ -92,6 +83,14 @@ class RowEdits:
             biases,
             np.isin(tokens, self._ends),
         )
+
+
+def _counts(sampling: SequenceSampling) -> bool:
+    return (
+        sampling.repetition_penalty != 1
+        or sampling.presence_penalty != 0
+        or sampling.frequency_penalty != 0
+    )
 
 
 class BatchEdits:
