@@ -12,12 +12,10 @@ def deploy_file(name: str) -> Path:
     if checkout.is_file():
         return checkout
     for file in metadata.files("lmx") or ():
-        if file.name == name and file.parent.name == "lmx" and (path := _located(file)).is_file():
-            return path
+        if file.name == name and file.parent.name == "lmx":
+            path = Path(str(file.locate()))
+            if path.is_file():
+                return path
     raise OperationError(
         ErrorCode.INTERNAL, f"this installation lacks share/lmx/{name}: install lmx again"
     )
-
-
-def _located(file: metadata.PackagePath) -> Path:
-    return Path(str(file.locate()))

@@ -213,7 +213,6 @@ def demo(port: int | None, two: bool) -> None:
     It is SmolLM2-135M, 93 MB from the package index. It is quick, and often wrong. With --two a
     page of the console shows how one of two models is killed while the other continues.
     """
-    from lmx.protocol.errors import ErrorCode, OperationError
     from lmx.protocol.host.cache_folder import cache_dir
     from lmx.supervisor.cli.serving.demo import DemoModelError, demo_models, obtain, story_lines
 

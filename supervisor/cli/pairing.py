@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
-from lmx.supervisor.cli.command import admin_key, command, home, json_option
+from lmx.supervisor.cli.command import command, home, json_option
 
 if TYPE_CHECKING:
     from lmx.protocol.messages.pairing import Machine, PairingOffer
     from lmx.protocol.messages.peers import Peer
     from lmx.supervisor.sockets.client import ControlClient
     from lmx.supervisor.sockets.http_client import HttpClient
-    from lmx.supervisor.state.home import Home
 
 _POLL_S: Final = 0.5
 _ANSWER_S: Final = 30.0
@@ -269,6 +268,7 @@ def peers_group() -> None:
 def list_peers(as_json: bool) -> None:
     """List the peers: name, address, and whether each answers. No keys."""
     from lmx.protocol.messages.peers import GetPeers
+    from lmx.supervisor.cli.machines import machines
     from lmx.supervisor.sockets.client import ControlClient
 
     here = home()
@@ -278,7 +278,7 @@ def list_peers(as_json: bool) -> None:
     shown = [{"name": one.name, "url": one.url, "kind": one.kind.value} for one in found]
     # A router that hangs, or is just being replaced, is no reason to list nothing.
     with contextlib.suppress(OperationError, OSError):
-        shown = _as_router_sees(here, urls[-1]) if found and urls else shown
+        shown = machines(here, urls[-1], _ROUTER_S)["peers"] if found and urls else shown
     if as_json:
         click.echo(json.dumps(shown, indent=2))
         return
@@ -287,13 +287,6 @@ def list_peers(as_json: bool) -> None:
         click.echo(f"{peer['name']:<20} {peer['url']:<32} {peer['kind']:<8}{said}".rstrip())
     if not shown:
         click.echo("there are no peers: `lmx pair` makes one", err=True)
-
-
-def _as_router_sees(here: Home, url: str) -> list[dict[str, Any]]:
-    from lmx.supervisor.sockets.http_client import HttpClient, Remote
-
-    http = HttpClient(Remote.parse(url, admin_key(here)), _ROUTER_S)
-    return list(http.call("GET", "/admin/peers")["peers"])
 
 
 @peers_group.command()
