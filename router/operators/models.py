@@ -209,9 +209,9 @@ def _model(services: Services, name: str) -> ModelView:
     return directory.base(directory.resolve(name))
 
 
-_DELETE_DEADLINE_S: Final = 300.0
+_DELETE_DEADLINE_S: Final = 3900.0
 """The time for a model whose requests must end before it is unloaded, and whose files may be
-hundreds of gigabytes."""
+hundreds of gigabytes on a slow disk."""
 
 _LOAD_FIELDS: Final = {
     "model": "model_id",

@@ -57,7 +57,7 @@ _POLL_S: Final = 0.5
 _SHORT_NAMES: Final = f" (known are {', '.join(KNOWN_MODELS)})"
 _START_S: Final = 60.0
 _SCAN_S: Final = 90.0
-_DELETE_S: Final = 300.0
+_DELETE_S: Final = 3900.0
 _MOST_FOUND: Final = 20
 _RUNNING: Final = (DownloadStatus.STARTING, DownloadStatus.DOWNLOADING)
 
