@@ -32,6 +32,7 @@ from lmx.supervisor.cli.views.events import EventCursor, show_events
 from lmx.supervisor.config import extras
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.inventory.added_file import AddedFile
+from lmx.supervisor.inventory.download_records import requested_download
 from lmx.supervisor.service.launch import Launch
 from lmx.supervisor.sockets.client import ReconnectingClient
 from lmx.supervisor.sockets.http_client import Remote
@@ -134,7 +135,7 @@ def test_what_is_said_where_an_output_is_closed_goes_nowhere(
 
 
 def test_a_program_that_shows_the_service_s_log_ends_with_its_reader(
-    monkeypatch: pytest.MonkeyPatch,
+    home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changes, "log_command", lambda *_, **__: ["tail"])
     before = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -168,7 +169,7 @@ def test_commands_work_with_an_lmx_whose_file_was_broken_since(
             commands.admin_key(home)
         home.admin_key.write_text("sk-lmx-admin\n")
         assert commands.admin_key(home) == "sk-lmx-admin"
-        wanted = download.requested_download(inventory.StartDownload("org/name", None, None, None))
+        wanted = requested_download(inventory.StartDownload("org/name", None, None, None))
         download._report_prospect(home, wanted)
     assert "see `lmx config check`" in capsys.readouterr().err
 
