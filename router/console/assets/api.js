@@ -67,6 +67,24 @@ export async function renderMarkdown(blocks) {
   return (await (await ask("ui/markdown", posted({ blocks }))).json()).blocks;
 }
 
+/** Yields the whole lines of a stream, as they arrive.
+ *  @param {Response} response
+ *  @param {() => void} heard Called for each piece that arrives.
+ *  @returns {AsyncGenerator<string>} */
+export async function* linesOf(response, heard = () => {}) {
+  const body = /** @type {ReadableStream<Uint8Array>} */ (response.body);
+  const reader = body.pipeThrough(/** @type {any} */ (new TextDecoderStream())).getReader();
+  let held = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    heard();
+    const lines = (held + value).split("\n");
+    held = /** @type {string} */ (lines.pop());
+    yield* lines;
+  }
+}
+
 /** Yields what an answer's stream says: a `comment` for people while there is no answer yet, and
  *  `chunk`s. Throws an ApiError if it ends badly.
  *  @param {Record<string, any>} body
@@ -75,30 +93,18 @@ export async function renderMarkdown(blocks) {
 export async function* chat(body, signal) {
   const sent = { ...body, stream: true, stream_options: { include_usage: true } };
   const response = await ask("v1/chat/completions", { ...posted(sent), signal });
-  const reader = /** @type {ReadableStream<Uint8Array>} */ (response.body).getReader();
-  const decoder = new TextDecoder();
-  let held = "";
-  for (;;) {
-    let part;
-    try {
-      part = await reader.read();
-    } catch (error) {
-      if (signal.aborted) throw error;
-      break;
-    }
-    if (part.done) break;
-    held += decoder.decode(part.value, { stream: true });
-    const events = held.split("\n\n");
-    held = /** @type {string} */ (events.pop());
-    for (const event of events) {
-      if (event.startsWith(": ")) yield { comment: event.slice(2) };
-      if (!event.startsWith("data: ")) continue;
-      const data = event.slice("data: ".length);
+  try {
+    for await (const line of linesOf(response)) {
+      if (line.startsWith(": ")) yield { comment: line.slice(2) };
+      if (!line.startsWith("data: ")) continue;
+      const data = line.slice("data: ".length);
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
       if (chunk.error) throw new ApiError(chunk.error.message, chunk.error.code);
       yield { chunk };
     }
+  } catch (error) {
+    if (signal.aborted || error instanceof ApiError) throw error;
   }
   throw new ApiError("The connection ended before the answer did.", "connection_lost");
 }

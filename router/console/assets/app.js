@@ -62,6 +62,7 @@ function suggest(idea) {
 }
 
 function startNew() {
+  opens += 1;
   shown = newConversation(at("model").value || models.firstModel(), settings.firstSettings());
   shown.second = at("second").value;
   history.replaceState(null, "", "#");
@@ -71,9 +72,14 @@ function startNew() {
   at("say").focus();
 }
 
+/** Counts what was opened, so that a slow one replaces no later one. */
+let opens = 0;
+
 /** @param {string} id */
 async function open(id) {
+  const mine = ++opens;
   const found = await store.loadConversation(id);
+  if (mine !== opens || at("chat").hidden) return;
   if (!found) return startNew();
   shown = found;
   history.replaceState(null, "", `#${id}`);
@@ -87,9 +93,17 @@ async function open(id) {
 async function keep(conversation) {
   try {
     await store.saveConversation(conversation);
-  } catch {
-    attachments.refuse("The browser has no room to keep this conversation: delete older ones.");
+  } catch (/** @type {any} */ error) {
+    const full = error?.name === "QuotaExceededError";
+    attachments.refuse(full ? "The browser has no room to keep this conversation: delete older ones." : `The browser did not keep this conversation: ${error?.message}`);
   }
+}
+
+/** Takes that the title, a model or the settings of what is shown were chosen. */
+function chosen() {
+  shown.changed = Date.now();
+  if (shown.turns.length) keep(shown);
+  else show();
 }
 
 /** Has a new turn answered, below the one with the id `parent`, by one model or by two.
@@ -172,6 +186,7 @@ async function send() {
   const text = at("say").value.trim();
   const files = attachments.files();
   if (runsIn(shown.id) || !(text || files.length)) return;
+  if (attachments.isReading()) return attachments.refuse("A file is still being read: send again in a moment.");
   // The page may have been opened before there was a model.
   shown.model ||= at("model").value || models.firstModel();
   if (!shown.model) {
@@ -237,9 +252,7 @@ async function begin() {
   recorder.listen();
   thread.listen();
   composer.listen(send, () => stop(shown.id), () => runsIn(shown.id));
-  settings.listen(() => shown.settings, () => {
-    if (shown.turns.length) keep(shown);
-  });
+  settings.listen(() => shown.settings, chosen);
   options.listen(startNew, () => {
     shown.model ||= models.firstModel();
     // Without the key there was no Markdown.
@@ -252,11 +265,10 @@ async function begin() {
   });
   models.listen((model) => {
     shown.model = model;
-    if (shown.turns.length) keep(shown);
-    else show();
+    chosen();
   }, (second) => {
     shown.second = second;
-    if (shown.turns.length) keep(shown);
+    chosen();
   }, options.askForKey);
   menu(at("share"), at("share-menu"));
   at("as-curl").addEventListener("click", copyAs(asCurl));
@@ -265,11 +277,17 @@ async function begin() {
   at("as-markdown").addEventListener("click", () => sidebar.exportAs(shown, "md"));
   at("as-json").addEventListener("click", () => sidebar.exportAs(shown, "json"));
   at("new").addEventListener("click", startNew);
-  store.onOtherTab((id) => {
+  store.onOtherTab((id, turns) => {
     sidebar.showList(shown.id);
     if (id !== shown.id || runsIn(id)) return;
-    thread.forget();
+    // What was not changed stays as it is, with what is edited or selected in it.
+    thread.forget(turns);
     show();
+  });
+  // An address that was typed, or a link.
+  window.addEventListener("hashchange", () => {
+    const id = location.hash.slice(1);
+    if (id && id !== shown.id && !id.startsWith("/")) open(id);
   });
   window.addEventListener("pagehide", () => {
     if (runsIn(shown.id)) keep(shown);
@@ -278,7 +296,7 @@ async function begin() {
   const answered = models.refreshModels();
   const id = location.hash.slice(1);
   const found = id && !id.startsWith("/") && (await store.loadConversation(id));
-  if (found) shown = found;
+  if (found && !opens) shown = found;
   show();
   await answered;
   if (!shown.model) shown.model = models.firstModel();

@@ -20,6 +20,9 @@ const ENDINGS = /** @type {Record<string, string[]>} */ ({
 let kinds = [];
 /** @type {Attachment[]} */
 let attached = [];
+let reading = 0;
+/** Counts the messages: a file that is read late belongs to none after it. */
+let cleared = 0;
 
 /** @param {File} file */
 function kindOf(file) {
@@ -57,15 +60,21 @@ function dataUrl(file) {
 async function add(found) {
   const taken = ["text", ...kinds.map((kind) => NOUNS[kind])].join(", ");
   const refused = [];
+  const before = cleared;
   for (const file of found) {
     const kind = kindOf(file);
     if (!kinds.includes(kind)) refused.push(`${file.name} is left out: this model takes ${taken} only.`);
     else if (file.size > MOST_BYTES) refused.push(`${file.name} is left out: it has more than ${sizeOf(MOST_BYTES)}.`);
     else {
+      reading += 1;
       try {
-        attached.push({ name: file.name, size: file.size, kind, url: await dataUrl(file) });
+        const url = await dataUrl(file);
+        if (before !== cleared) return;
+        attached.push({ name: file.name, size: file.size, kind, url });
       } catch (/** @type {any} */ error) {
         refused.push(error.message);
+      } finally {
+        reading -= 1;
       }
     }
   }
@@ -103,8 +112,12 @@ export function offer(modalities) {
 /** Returns the files that are attached. */
 export const files = () => [...attached];
 
+/** Returns whether a file is read that will be attached. */
+export const isReading = () => reading > 0;
+
 /** Attaches no file any more. */
 export function clear() {
+  cleared += 1;
   attached = [];
   refuse("");
   draw();

@@ -2,7 +2,7 @@
 // The requests that other programs make, in small: each is sent as its program would, by the routes
 // that everybody has, and says what came back.
 
-import { url } from "./api.js";
+import { linesOf, url } from "./api.js";
 import { key } from "./key.js";
 
 const QUESTION = "Answer with one word: which colour has the sky?";
@@ -69,6 +69,7 @@ export async function check(name, model, signal, progress) {
   // Anthropic's clients send the key in a header of their own.
   if (key() && name === "messages") all.set("x-api-key", key());
   else if (key()) all.set("Authorization", `Bearer ${key()}`);
+  let status = 0;
   try {
     const response = await fetch(url(path), {
       method: body ? "POST" : "GET",
@@ -76,18 +77,20 @@ export async function check(name, model, signal, progress) {
       body: sent,
       signal,
     });
+    ({ status } = response);
     let text = "";
     for await (const part of partsOf(response, progress)) {
       const error = part.error ?? part.response?.error;
-      if (error) return failed(request, response.status, error, model);
+      if (error) return failed(request, status, error, model);
       text += textOf(part) ?? "";
     }
     const tookS = ((performance.now() - beganMs) / 1000).toFixed(1);
-    const what = `${request}: ${response.status} after ${tookS} s`;
-    if (!response.ok) return failed(request, response.status, {}, model);
+    const what = `${request}: ${status} after ${tookS} s`;
+    if (!response.ok) return failed(request, status, {}, model);
     return { ok: true, what, text: text.trim().slice(0, SHOWN), code: "", advice: "" };
   } catch (error) {
     if (signal.aborted) throw error;
+    if (error instanceof SyntaxError) return failed(request, status, "The answer is not JSON: a proxy between this page and lmx may have sent it.", model);
     const advice = "The server does not answer: it may have been stopped, or the network is down.";
     return { ok: false, what: request, text: "", code: "no_answer", advice };
   }
@@ -119,19 +122,10 @@ function failed(request, status, error, model) {
 async function* partsOf(response, progress) {
   const type = response.headers.get("Content-Type") ?? "";
   const streams = type.includes("event-stream") || type.includes("ndjson");
-  const reader = /** @type {ReadableStream<Uint8Array>} */ (response.body).getReader();
-  const decoder = new TextDecoder();
-  let held = "";
-  for (let part; !(part = await reader.read()).done; ) {
-    held += decoder.decode(part.value, { stream: true });
-    if (!streams) continue;
-    const lines = held.split("\n");
-    held = /** @type {string} */ (lines.pop());
-    for (const line of lines) {
-      if (line.startsWith(": ") && line !== ": ping") progress(line.slice(2));
-      const data = line.startsWith("data: ") ? line.slice(6) : line.startsWith("{") ? line : "";
-      if (data && data !== "[DONE]") yield JSON.parse(data);
-    }
+  if (!streams) return yield await response.json();
+  for await (const line of linesOf(response)) {
+    if (line.startsWith(": ") && line !== ": ping") progress(line.slice(2));
+    const data = line.startsWith("data: ") ? line.slice(6) : line.startsWith("{") ? line : "";
+    if (data && data !== "[DONE]") yield JSON.parse(data);
   }
-  if (held.trim()) yield JSON.parse(held);
 }

@@ -141,10 +141,14 @@ async function request(path, { method, body } = {}) {
 /** @param {unknown} error */
 function fail(error) {
   const text = error instanceof Error ? error.message : String(error);
-  const box = at("faults");
-  while (box.childElementCount >= MOST_FAULTS) box.firstElementChild.remove();
-  const item = h("p", { class: "toast" }, h("span", {}, text), iconButton("close", "Close", () => item.remove()));
+  // What is behind an open dialog can't be reached.
+  const dialog = document.querySelector("dialog[open]");
+  const item = h("p", { class: "toast", role: dialog && "alert" }, h("span", {}, text), iconButton("close", "Close", () => item.remove()));
+  dialog?.addEventListener("close", () => item.remove(), { once: true });
+  const box = dialog ?? at("faults");
   box.append(item);
+  const items = box.querySelectorAll(":scope > .toast");
+  if (items.length > MOST_FAULTS) items[0].remove();
 }
 
 /** @type {Map<string, number>} */

@@ -33,6 +33,7 @@
  *  @property {Settings} settings
  *  @property {number} created In milliseconds since 1970.
  *  @property {number} updated
+ *  @property {number} [changed] When its title, its models or its settings were chosen last.
  *  @property {Turn[]} turns
  *  @property {Record<string, string>} chosen Which turn follows on one, by both ids. */
 
@@ -131,10 +132,16 @@ export function reset(turn) {
   Object.assign(turn, newTurn(parent, { id, role, model, tries: (tries ?? 0) + 1, second }));
 }
 
-/** Takes what another tab wrote into the same conversation since: each turn as it was written last.
+/** Takes what another tab wrote into the same conversation since: its title, its models, its settings
+ *  and each turn as they were written last. Returns the ids of the turns that it took.
  *  @param {Conversation} conversation
  *  @param {Conversation} other */
 export function merge(conversation, other) {
+  if ((other.changed ?? 0) > (conversation.changed ?? 0)) {
+    const { title, model, second, settings, changed } = other;
+    Object.assign(conversation, { title, model, second, settings, changed });
+  }
+  const taken = [];
   const own = new Map(conversation.turns.map((turn) => [turn.id, turn]));
   const writtenMs = (/** @type {Turn} */ turn) => Math.max(...columnsOf(turn).map(({ changed }) => changed ?? 0));
   for (const turn of other.turns) {
@@ -145,7 +152,9 @@ export function merge(conversation, other) {
     if (here) Object.assign(here, turn);
     else conversation.turns.push(turn);
     conversation.chosen[turn.parent] ??= turn.id;
+    taken.push(turn.id);
   }
+  return taken;
 }
 
 /** Returns the size of the files in a conversation.

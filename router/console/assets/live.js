@@ -2,6 +2,8 @@
 // The one stream that carries what changes, GET /admin/live. It is read with `fetch`, because an
 // EventSource sends no key; it is closed while the tab is hidden, and opened again after a failure.
 
+import { linesOf } from "./api.js";
+
 /** @typedef {Record<string, any>} Value */
 /** @typedef {(value: any) => void} Listener */
 /** @typedef {object} Status What listeners to `status` get: always whole.
@@ -20,30 +22,6 @@ const SILENCE_MS = 90_000;
 const KEPT_EVENTS = 1000;
 const KEPT_ENDED = 2000;
 const REFUSED = [401, 403];
-
-/** Yields the events of a response, and nothing for comments.
- *  @param {ReadableStream<Uint8Array>} body
- *  @param {() => void} heard Called for each piece that arrives.
- *  @returns {AsyncGenerator<{event: string, data: string}>} */
-export async function* events(body, heard = () => {}) {
-  const reader = body.pipeThrough(/** @type {any} */ (new TextDecoderStream())).getReader();
-  let held = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    heard();
-    const blocks = (held + value).split("\n\n");
-    held = /** @type {string} */ (blocks.pop());
-    for (const block of blocks) {
-      const fields = { event: "message", data: "" };
-      for (const line of block.split("\n")) {
-        if (line.startsWith("event: ")) fields.event = line.slice(7);
-        else if (line.startsWith("data: ")) fields.data += line.slice(6);
-      }
-      if (fields.data) yield fields;
-    }
-  }
-}
 
 /** Makes the reader of the stream. `connection` is a topic too: `{state}` is `open`, `waiting` (for
  *  the next try), `refused` (for the key) or `closed`.
@@ -138,9 +116,12 @@ export function makeLive(open) {
           silence = setTimeout(end, SILENCE_MS);
         };
         heard();
-        for await (const { event, data } of events(/** @type {any} */ (response.body), heard)) {
+        let topic = "";
+        for await (const line of linesOf(response, heard)) {
+          if (line.startsWith("event: ")) topic = line.slice(7);
+          if (!line.startsWith("data: ")) continue;
           waitMs = FIRST_WAIT_MS;
-          take(event, JSON.parse(data));
+          take(topic, JSON.parse(line.slice(6)));
         }
       } catch (/** @type {any} */ error) {
         if (run.signal.aborted) return;

@@ -7,7 +7,6 @@ import { clock, count } from "./format.js";
 /** @typedef {Record<string, any>} Value */
 /** @typedef {object} Entry
  *  @property {number} rank The level, as a place in LEVELS.
- *  @property {string} name
  *  @property {string} model
  *  @property {string} text The same as one text, to be searched and copied.
  *  @property {boolean} isRaw Whether it is lines that are no record, such as stacks.
@@ -202,7 +201,7 @@ function eventEntry(console, event) {
     event.model ? h("span", { class: "of" }, h("span", { class: `swatch ${console.colour(event.model)}` }), event.model) : null,
     h("span", {}, event.detail),
   );
-  return { rank, name: event.name, model: event.model ?? "", text, isRaw: false, element: row(clock(event.at_s), rank, words, data) };
+  return { rank, model: event.model ?? "", text, isRaw: false, element: row(clock(event.at_s), rank, words, data) };
 }
 
 /** Returns a line of a log; most are JSON objects.
@@ -219,7 +218,7 @@ function lineEntry(line) {
   if (value === null || typeof value !== "object" || Array.isArray(value)) {
     const element = h("li", { class: "raw" });
     /** @type {Entry} */
-    const entry = { rank: LEVELS.indexOf("error"), name: "", model: "", text: line, isRaw: true, element };
+    const entry = { rank: LEVELS.indexOf("error"), model: "", text: line, isRaw: true, element };
     drawRaw(entry);
     return entry;
   }
@@ -235,7 +234,7 @@ function lineEntry(line) {
     value.detail ? h("span", {}, String(value.detail)) : null,
     fields ? h("span", { class: "soft" }, fields) : null,
   );
-  return { rank, name: String(value.event ?? ""), model: String(value.model ?? ""), text: line, isRaw: false, element: row(at, rank, words, String(value.exception ?? "")) };
+  return { rank, model: String(value.model ?? ""), text: line, isRaw: false, element: row(at, rank, words, String(value.exception ?? "")) };
 }
 
 /** @param {string} at

@@ -201,8 +201,9 @@ class Block {
     const element = /** @type {HTMLElement} */ (this.element);
     this.drawn = text;
     this.tail = document.createTextNode("");
-    element.className = "block";
-    element.replaceChildren(...tree.map(build));
+    // What only defines the addresses of links has no elements: its text is shown.
+    element.className = tree.length ? "block" : "block raw";
+    element.replaceChildren(...(tree.length ? tree.map(build) : [text]));
     let place = /** @type {Element} */ (element);
     while (place.lastElementChild && INNER.has(place.lastElementChild.tagName)) place = place.lastElementChild;
     const code = place.lastElementChild?.matches("figure.code") && place.lastElementChild.querySelector("code");

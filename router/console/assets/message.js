@@ -1,7 +1,7 @@
 // @ts-check
 // Shows one turn of a conversation.
 
-import { runOf } from "./answers.js";
+import { runOf, runsIn } from "./answers.js";
 import { sizeOf } from "./attachments.js";
 import { siblings } from "./conversation.js";
 import { composes, copyBy, h, iconButton } from "./dom.js";
@@ -78,8 +78,7 @@ function question(conversation, turn, actions) {
     copyButton("Copy the message", () => turn.text),
     iconButton("edit", "Edit", edit),
   );
-  const element = h("article", { class: "user", "aria-label": "You" }, bubble, buttons);
-  return { element, update: () => {} };
+  return { element: h("article", { class: "user", "aria-label": "You" }, bubble, buttons), update: () => {} };
 }
 
 /** @param {import("./conversation.js").Attachment} file */
@@ -175,11 +174,13 @@ function reply(conversation, turn, actions) {
     calls.hidden = !turn.calls.length;
     calls.replaceChildren(...turn.calls.map((call) => oneCall(call, turn.state === "running")));
     const open = actions.resultsGiven && turn.calls.some((call) => call.result === undefined) && turn.state !== "running";
-    if (open && turn.calls.length) {
+    if (open) {
       calls.append(h("div", { class: "buttons" }, h("button", { type: "button", onclick: giveResults }, "Send the results")));
     }
   }
   function giveResults() {
+    // They would not be sent, and could not be given again.
+    if (runsIn(conversation.id)) return;
     calls.querySelectorAll("textarea").forEach((box, place) => {
       turn.calls[place].result = box.value;
     });

@@ -183,6 +183,7 @@ export function requestDetails(console, actions) {
       if (shown.id !== item.id) return;
       drawCapture(item, found);
     } catch (error) {
+      if (shown.id !== item.id) return;
       captured.replaceChildren(h("p", { class: "fault", role: "alert" }, /** @type {Error} */ (error).message));
     }
   }

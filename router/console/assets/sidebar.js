@@ -12,8 +12,10 @@ import { listConversations, loadConversation, removeConversation, saveConversati
 
 const DAY_MS = 86_400_000;
 const TYPING_MS = 150;
+const LOOK_AGAIN_MS = 1000;
 
 let current = "";
+let again = 0;
 /** @type {(id: string) => void} */
 let opened = () => {};
 /** @type {(id: string) => void} */
@@ -55,8 +57,17 @@ export function slide(is) {
  *  @param {string} shown The id of the one that is shown. */
 export async function showList(shown) {
   current = shown;
+  clearTimeout(again);
   const wanted = at("search").value.trim();
   const [all, found] = await Promise.all([listConversations(), wanted ? searchConversations(wanted) : null]);
+  const list = at("conversations");
+  if (wanted !== at("search").value.trim()) return;
+  // A name that is typed and a menu that is open stay; the list is shown when they have ended.
+  if (list.querySelector("input:enabled, .popup:not([hidden])")) {
+    clearTimeout(again);
+    again = setTimeout(() => showList(current), LOOK_AGAIN_MS);
+    return;
+  }
   const heads = found ? all.filter((head) => found.has(head.id)) : all;
   const groups = new Map();
   for (const head of heads) {
@@ -67,7 +78,10 @@ export async function showList(shown) {
     h("section", {}, h("h2", {}, day), h("ul", {}, ...group.map(entry))),
   );
   const nothing = wanted ? "No conversation holds this." : "Your conversations will be here.";
-  at("conversations").replaceChildren(...(shownGroups.length ? shownGroups : [h("p", { class: "soft" }, nothing)]));
+  const focused = list.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement) : null;
+  const id = focused?.closest("li")?.dataset.id ?? "";
+  list.replaceChildren(...(shownGroups.length ? shownGroups : [h("p", { class: "soft" }, nothing)]));
+  if (focused) list.querySelector(`[data-id="${CSS.escape(id)}"] ${focused.matches(".title") ? ".title" : ".icon"}`)?.focus();
 }
 
 /** @param {number} ms */
@@ -103,7 +117,7 @@ function entry(head) {
     icon("more"),
   );
   menu(more, popup);
-  const item = h("li", { class: "menu" }, open, more, popup);
+  const item = h("li", { class: "menu", "data-id": head.id }, open, more, popup);
   return item;
 }
 
@@ -115,9 +129,11 @@ function rename(head, item) {
   const end = async (/** @type {boolean} */ keep) => {
     if (over) return;
     over = true;
+    box.disabled = true;
     const conversation = keep && box.value.trim() && (await loadConversation(head.id));
     if (conversation) {
       conversation.title = box.value.trim();
+      conversation.changed = Date.now();
       await saveConversation(conversation);
     }
     await showList(current);

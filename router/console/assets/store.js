@@ -25,23 +25,24 @@ const channel = new BroadcastChannel("lmx");
 /** Returns whether conversations are kept. */
 export const keeps = () => localStorage.getItem(SWITCH) !== "no";
 
-/** Sets whether conversations are kept; what was kept before is deleted where not.
+/** Sets whether conversations are kept: those of this tab too, or none of those that were.
  *  @param {boolean} is */
 export async function setKeeps(is) {
   if (!is) await removeAll();
   localStorage.setItem(SWITCH, is ? "yes" : "no");
+  if (is) await Promise.all([...open.values()].map(saveConversation));
 }
 
 /** Has a function called when another tab changed what is kept. A conversation that is open here has
  *  its changes then.
- *  @param {(id: string) => void} changed Called with the conversation; an empty text stands for all. */
+ *  @param {(id: string, turns: string[]) => void} changed Called with the conversation, and the turns
+ *    that changed in it; an empty text stands for all. */
 export function onOtherTab(changed) {
   channel.addEventListener("message", async ({ data }) => {
     const here = open.get(data);
     const db = here && (await database());
     const found = db && (await done(db.transaction(BODIES).objectStore(BODIES).get(data)));
-    if (here && found) merge(here, found);
-    changed(data);
+    changed(data, here && found ? merge(here, found) : []);
   });
 }
 
@@ -59,6 +60,10 @@ function database() {
       // Whoever deletes what is kept waits until no tab has it open.
       db.onversionchange = () => {
         db.close();
+        opening = null;
+      };
+      // The browser closes it where its data is deleted.
+      db.onclose = () => {
         opening = null;
       };
       opening = Promise.resolve(db);

@@ -77,9 +77,10 @@ export function showThread(conversation, actions, empty) {
   if (follows) toEnd();
 }
 
-/** Has every turn drawn again when a conversation is shown next. */
-export function forget() {
-  views = new Map();
+/** Has turns drawn again when their conversation is shown next.
+ *  @param {Iterable<string>} turns Their ids; all if none are given. */
+export function forget(turns = [...views.keys()]) {
+  for (const id of turns) views.delete(id);
 }
 
 /** Shows what the last turn has become, where its conversation is the one that is shown.

@@ -26,7 +26,7 @@ const MEASURES = {
   requests: { label: "Requests", one: "request", of: (sums) => sums.requests },
   errors: { label: "Errors", one: "error", of: (sums) => sums.errors },
 };
-const PERIODS = { 1: "Today", 7: "7 days", 30: "30 days", [CALENDAR_DAYS]: "A year" };
+const PERIODS = { 1: "Today", 7: "7 days", 30: "30 days", 365: "A year" };
 const HOURS = { 1: "1 hour", 6: "6 hours", 24: "24 hours", 192: "8 days" };
 
 /** @returns {Sums} */
@@ -230,7 +230,7 @@ export function mount(root, console) {
       history = found;
       showHistory();
     } catch (error) {
-      if (!ended) showFault(lines, error, loadHistory);
+      if (!ended && asking === asked) showFault(lines, error, loadHistory);
     }
   }
   let asking = "";

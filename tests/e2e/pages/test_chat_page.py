@@ -311,6 +311,20 @@ async def test_conversations(page: Page, origin: str) -> None:
     shown = await answered(page)
     assert (shown["text"].strip(), shown["turns"]) == (SENTENCE, 2)
     assert await page.run(branch) == "1/2"
+    # What is opened first does not replace what was opened later, however long it takes.
+    here = path.partition("#")[2]
+    other = "document.querySelector('#conversations li:not(:has([aria-current])) .title')"
+    await until(page, f"Boolean({other})", "the other conversation")
+    await page.run(
+        f"{other}.click(); {at('new')}.click();"
+        f"import('/ui/store.js').then((store) => store.loadConversation('{here}'))"
+    )
+    await page.run(COLOURS_CHANGED)
+    assert (await page.run(STATE))["turns"] == 0
+    # An address that is typed is followed.
+    await page.run(f"location.hash = '#{here}'")
+    await until(page, f"({STATE}).turns === 2", "the conversation")
+    await answered(page)
     await page.run(f"{at('open-settings')}.click()")
     kept = f"[{at('temperature')}.value, {at('system')}.value]"
     assert await page.run(kept) == ["0.5", "Be brief."]
@@ -374,6 +388,13 @@ async def test_conversations(page: Page, origin: str) -> None:
     assert len(await page.run(CONVERSATIONS)) == 1
     await reopen(page, origin)
     assert await page.run(CONVERSATIONS) == []
+    # What is listed is kept as soon as conversations are.
+    await asked(page, "Hello")
+    await page.run(f"{at('open-options')}.click(); {at('keep')}.click()")
+    said = f"{at('keep-state')}.textContent.startsWith('1 conversation, on this machine')"
+    await until(page, said, "conversations are kept")
+    await reopen(page, origin)
+    await until(page, f"{CONVERSATIONS}.length === 1", "the one of before")
 
 
 async def test_a_model_that_loads_and_one_that_is_killed(page: Page, scripted_server: Rig) -> None:
@@ -503,13 +524,25 @@ async def test_a_browser_that_does_not_open_what_it_keeps(page: Page, origin: st
         "new Promise((done) => { indexedDB.deleteDatabase('lmx').onsuccess = () => done(); })"
     )
     assert (await asked(page, "Hello"))["turns"] == 4
+    # Nor does it stay without one where the browser itself deleted it.
+    await page.ask("Storage.clearDataForOrigin", origin=origin, storageTypes="indexeddb")
+    opens = "import('/ui/store.js').then((store) => store.listConversations())"
+    await until(page, f"{opens}.then(() => true, () => false)", "what is kept, opened again")
+    assert (await asked(page, "Hello"))["turns"] == 6
+    assert await page.run(f"{at('refused')}.textContent") == ""
 
 
 async def test_two_tabs_with_one_conversation(page: Page, origin: str) -> None:
     """What is kept has what both wrote; neither overwrites the other."""
     await asked(page, "Hello")
     address = "/" + await page.run("location.hash")
-    # Another tab went on with the conversation, as this one has it.
+    await until(page, f"{CONVERSATIONS}.length === 1", "its entry")
+    await page.run(
+        "document.querySelector('.user [aria-label=Edit]').click();"
+        "document.querySelector('#conversations .popup button').click();"
+        "window.typed = [...document.querySelectorAll('form.edit, #conversations input')]"
+    )
+    # Another tab went on with the conversation, as this one has it, and gave it a name.
     await page.run(
         """(async () => {
           const { newTurn } = await import("/ui/conversation.js");
@@ -522,6 +555,7 @@ async def test_two_tabs_with_one_conversation(page: Page, origin: str) -> None:
           const last = body.turns.at(-1);
           body.turns.push(newTurn(last.id, { role: "user", text: "From the other tab" }));
           body.chosen[last.id] = body.turns.at(-1).id;
+          Object.assign(body, { title: "A better name", changed: Date.now() });
           const put = bodies.put(body);
           await new Promise((done) => { put.onsuccess = done; });
           opened.result.close();
@@ -530,9 +564,15 @@ async def test_two_tabs_with_one_conversation(page: Page, origin: str) -> None:
     )
     both = "[...document.querySelectorAll('.bubble .text')].map((one) => one.innerText)"
     await until(page, f"{both}.includes('From the other tab')", "what the other tab asked")
+    # What is typed here stays.
+    assert await page.run("typed.length === 2 && typed.every((one) => one.isConnected)")
+    await press(page, "Escape")
+    await until(page, f"{CONVERSATIONS}.join() === 'A better name'", "its new name")
+    await page.run("document.querySelector('form.edit button').click()")
     await asked(page, "And here")
     await reopen(page, origin, address)
     assert await page.run(both) == ["Hello", "From the other tab", "And here"]
+    await until(page, f"{CONVERSATIONS}.join() === 'A better name'", "its name is kept")
 
 
 async def test_presets(page: Page) -> None:
@@ -660,10 +700,26 @@ async def test_a_tool_is_called_and_its_result_sent(page: Page) -> None:
     call = "document.querySelector('.call')"
     assert "weather" in await page.run(f"{call}.innerText")
     assert "Rome" in await page.run(f"{call}.querySelector('pre').innerText")
-    await page.run(
+    give = (
         f"{call}.querySelector('textarea').value = 'Sunny';"
         " document.querySelector('.calls .buttons button').click()"
     )
+    # While another answer of the conversation streams, no result is taken that is not sent.
+    await page.run(
+        "window.own = window.fetch; window.fetch = (url, options) =>"
+        " String(url).endsWith('completions') ? new Promise((_, reject) =>"
+        " options.signal.addEventListener('abort', () => reject(options.signal.reason)))"
+        " : own(url, options);"
+        "document.querySelector('.user [aria-label=Edit]').click();"
+        "document.querySelector('form.edit').requestSubmit()"
+    )
+    await until(page, f"({STATE}).runs", "an answer to the question that was edited")
+    await page.run("document.querySelector('.user [aria-label=\\'Version before\\']').click()")
+    await until(page, f"Boolean({call})", "the first answer")
+    await page.run(give)
+    await press(page, "Escape")
+    await answered(page)
+    await page.run(f"window.fetch = window.own; {give}")
     await until(page, "sent.length === 2", "the result that is sent")
     assert (await answered(page))["text"].strip() == SENTENCE
     asked_for, result = (await page.run("sent[1].messages"))[-2:]
@@ -679,6 +735,20 @@ for (const [name, type, content] of CONTENTS) {
 }
 """
 CHIPS = '[...document.querySelectorAll("#files .name")].map((one) => one.textContent)'
+
+
+async def test_the_addresses_of_links_stay(page: Page) -> None:
+    await page.run(
+        "const send = window.fetch; window.fetch = async (url, options) => {"
+        " const answer = await send(url, options);"
+        " window.defined ||= String(options?.body).includes('[1]: https');"
+        " return answer; }"
+    )
+    await say(page, {"pieces": ["See [a][1].\n\n", "[1]: https://lmx.example\n"]})
+    await until(page, f"window.defined && !({STATE}).runs", "the trees of both blocks")
+    await page.run(COLOURS_CHANGED)
+    shown = await page.run(STATE)
+    assert "https://lmx.example" in shown["text"]
 
 
 async def test_files_and_the_same_request_elsewhere(page: Page) -> None:
@@ -712,6 +782,20 @@ async def test_files_and_the_same_request_elsewhere(page: Page) -> None:
     assert await page.run("document.querySelectorAll('#files img').length") == 2
     await page.run('document.querySelector("#files button").click()')
     assert [chip.split(" ")[0] for chip in await page.run(CHIPS)] == ["dog.png", "talk.wav"]
+
+    # A file goes with the message that it was attached to, or with none.
+    await page.run(
+        "{ const own = FileReader.prototype.readAsDataURL; window.reads = [];"
+        " FileReader.prototype.readAsDataURL = function (file) {"
+        " FileReader.prototype.readAsDataURL = own; reads.push(() => own.call(this, file)); }; }"
+        f" {{ {FILES.replace('CONTENTS', json.dumps([['cow.png', 'image/png', '']]))} {picked} }}"
+        f" {at('say')}.value = 'What is it?'; {at('form')}.requestSubmit()"
+    )
+    assert "still being read" in await page.run(f"{at('refused')}.textContent")
+    assert (await page.run(STATE))["turns"] == 0
+    await page.run("reads.pop()()")
+    await until(page, f"{CHIPS}.length === 3", "the file that was read")
+    await page.run("document.querySelectorAll('#files button')[2].click()")
 
     assert (await asked(page, "What is it?"))["text"].strip() == SENTENCE
     assert await page.run(CHIPS) == []

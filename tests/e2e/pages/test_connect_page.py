@@ -85,6 +85,11 @@ async def test_it_says_what_is_wrong(page: Page, origin: str) -> None:
     await page.run("localStorage.clear()")
     (unkeyed,) = await outcomes(page)
     assert "401" in unkeyed and "LMX_API_KEY" in unkeyed
+    await page.run(
+        "window.fetch = async () => new Response('<h1>Bad Gateway</h1>', { status: 502 })"
+    )
+    (proxy,) = await outcomes(page)
+    assert "502" in proxy and "is not JSON" in proxy and "does not answer" not in proxy
     await page.run("window.fetch = () => Promise.reject(new TypeError('no network'))")
     (away,) = await outcomes(page)
     assert "no_answer" in away and "does not answer" in away

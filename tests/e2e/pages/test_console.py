@@ -287,6 +287,12 @@ async def test_a_pull_with_its_progress(page: Page, hub: FakeHub) -> None:
     )
     said = "document.querySelector('dialog.pull .fault').textContent"
     assert "are for Add" in await page.run(said), "a pull has no name of its own"
+    # What fails while a dialog is open is said in it: the page behind it can't be reached.
+    await page.run("import('/ui/console.js').then(({ shared }) => shared.fail('It failed.'))")
+    fault = "document.querySelector('dialog.pull .toast')"
+    assert await page.run(f"{fault}.textContent") == "It failed."
+    await page.run(f"{fault}.querySelector('button').click()")
+    assert await page.run(f"{fault} === null")
     await page.run(f"{at('pull-name')}.value = ''")
     await page.run("document.querySelector('dialog.pull form').requestSubmit()")
     line = "document.querySelector('.downloads li')"

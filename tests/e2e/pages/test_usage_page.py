@@ -136,6 +136,9 @@ async def test_many_models_none_and_a_fault(page: Page, scripted_server: Rig) ->
     assert found["rows"][-1][0] == "All others"
     assert found["models"] == 51
     assert found["dark"] == 371
+    assert f"{365 * 51 * 3:,} requests" in found["totals"][3], (
+        "a year has fewer days than its weeks"
+    )
     for size in (PHONE, DESKTOP):
         await page.ask("Emulation.setDeviceMetricsOverride", **size)
         assert await page.run("document.documentElement.scrollWidth") == size["width"]

@@ -38,8 +38,8 @@ _FLAGS = (
     "--no-first-run",
     "--remote-debugging-port=0",
 )
-_START_S = 60.0
-_ANSWER_S = 60.0
+_START_S = 180.0
+_ANSWER_S = 180.0
 
 
 def require_chromium() -> str:
