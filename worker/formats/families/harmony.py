@@ -21,6 +21,8 @@ TOKENS: Final = (START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN)
 THINKING: Final = f"{CHANNEL}analysis{MESSAGE}"
 
 _ENDS: Final = (END, CALL, RETURN, START)
+_TOKEN: Final = re.compile("|".join(map(re.escape, TOKENS)))
+_HEADER_WORDS: Final = ("assistant", "analysis", "commentary", "final", "json", "code", "to=")
 _RECIPIENT: Final = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 _NAME: Final = re.compile(r"[\w.-]+")
 _CHANNEL_NAME: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
@@ -44,12 +46,13 @@ def read_harmony(feed: TextFeed, sink: PartSink, thinking_open: bool) -> Steps[N
 def _read_message(feed: TextFeed, sink: PartSink) -> Steps[None]:
     feed.mark()
     header: list[str] = []
-    if (yield from feed.until((MESSAGE, END, RETURN), header.append)) != MESSAGE:
+    if (end := (yield from feed.until((MESSAGE, END, RETURN), header.append))) != MESSAGE:
         # There is no message: an answer that doesn't keep to the form becomes content and is not
-        # lost. A header without a word is nothing.
-        text = feed.marked()
-        for marker in TOKENS:
-            text = text.replace(marker, "")
+        # lost. A header without a word is nothing, nor is one that the end of the text cuts off.
+        written = feed.marked()
+        text = _TOKEN.sub("", written)
+        if end is None and text != written and _is_header(_TOKEN.sub(" ", written)):
+            return
         _, channel, name = "".join(header).rpartition(CHANNEL)
         if not channel or re.search(r"\w", name):
             sink.content(text)
@@ -68,6 +71,14 @@ def _read_message(feed: TextFeed, sink: PartSink) -> Steps[None]:
         feed.unread(len(end))
 
 
+def _is_header(text: str) -> bool:
+    """Return whether a text has only words of headers, the last of which may be cut off."""
+    *words, last = text.split() or [""]
+    return all(word.startswith(_HEADER_WORDS) for word in words) and (
+        last.startswith(_HEADER_WORDS) or any(word.startswith(last) for word in _HEADER_WORDS)
+    )
+
+
 def _read_call(feed: TextFeed, sink: PartSink, name: str) -> Steps[None]:
     sink.kind = DeltaKind.TOOL_CALL
     if name not in sink.names and (begins := _NAME.match(name)):
@@ -81,7 +92,8 @@ def _read_call(feed: TextFeed, sink: PartSink, name: str) -> Steps[None]:
     elif (yield from read_arguments(feed, sink, name, CALL)):
         yield from feed.skip()
         yield from feed.starts(_ENDS)
-    else:
+    elif name not in sink.names or (yield from feed.char()):
+        # Else the end of the text has cut the call off.
         sink.content(feed.marked())
         yield from feed.until(_ENDS, sink.content)
 
