@@ -7,6 +7,7 @@ that no keyword names, but the authors of functions hardly ever mean that.
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 from lmx.worker.formats.forms.arguments import ANNOTATIONS
 
@@ -17,7 +18,7 @@ _IN_PLACE: Final = ("allOf", *_UNIONS)
 _CONDITIONS: Final = ("not", "if", "then", "else")
 _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
 _MEMBERS: Final = ("properties", "patternProperties")
-_NO_PARTS: Final = ANNOTATIONS | {"type", "$defs", "definitions", "$schema", "$id"}
+_NO_PARTS: Final = ANNOTATIONS | {"type", "$defs", "definitions", "$schema", "$id", "$anchor"}
 
 
 class _Place(NamedTuple):
@@ -80,13 +81,17 @@ def _joined(schema: Mapping[str, Any]) -> set[str]:
 
 def _references(schema: Any, pointer: str, following: dict[str, list[str]]) -> Iterator[str]:
     """Yield the pointers to schemas that hold together with another one wherever they are used. Add
-    to ``following``, by the pointer to a schema, those that do if it does itself."""
+    to ``following``, by the pointer or the name of a schema, those that do if it does itself."""
     if not isinstance(schema, dict):
         return
     only = _sides(schema) == 1
     same: list[str] = []
     if isinstance(reference := schema.get("$ref"), str):
-        same.append(reference)
+        same.append(unquote(reference))
+    if isinstance(anchor := schema.get("$anchor"), str):
+        following[f"#{anchor}"] = [pointer]
+    if isinstance(identifier := schema.get("$id"), str):
+        following[identifier] = [pointer]
     for keys, part, alone in _places(schema, True):
         at = _pointer(pointer, keys)
         if keys[0] in _IN_PLACE:

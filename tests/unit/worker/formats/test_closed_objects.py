@@ -65,6 +65,19 @@ AS_THEY_ARE: dict[str, dict[str, Any]] = {
     "a condition": {**A, "if": A, "then": B},
     "a base": with_defs({**B, **REF}, one=A),
     "an alias of a base": with_defs({"allOf": [REF, B]}, one={"$ref": "#/$defs/two"}, two=A),
+    "a base whose name is escaped": {
+        "allOf": [{"$ref": "#/$defs/o%20ne"}, B],
+        "$defs": {"o ne": A},
+    },
+    "a base with an anchor": with_defs(
+        {"allOf": [{"$ref": "#base"}, B]}, one={**A, "$anchor": "base"}
+    ),
+    "a base with an identifier": with_defs(
+        {"allOf": [{"$ref": "base"}, B]}, one={**A, "$id": "base"}
+    ),
+    "an alias with an anchor": with_defs(
+        {"allOf": [{"$ref": "#alias"}, B]}, one={"$anchor": "alias", "$ref": "#/$defs/two"}, two=A
+    ),
     "a value": {"const": A, "default": B, "enum": [A]},
     "no schema": {"properties": [1], "allOf": 3, "items": "x", "$defs": {"y": 4}},
 }
