@@ -4,11 +4,13 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from transformers.utils import chat_template_utils
 
+from lmx.worker.mlx.model import library
 from lmx.worker.templates import environment
 from lmx.worker.templates.chat_template import ChatTemplate
 from lmx.worker.templates.renderer import Renderer, TemplateRefusedError
@@ -259,3 +261,18 @@ def test_templates_find_what_they_find_in_transformers() -> None:
 class _frozen:
     def __init__(self, extension: Any) -> None:
         self.tags = frozenset(extension.tags)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("{{ messages }}", "{{ messages }}"), ("<python-chat-renderer>", None), (None, None)],
+)
+def test_what_is_no_template_of_a_processor_is_not_rendered(
+    given: str | None, kept: str | None
+) -> None:
+    """Kimi K3's processor has the name of code in the template's place: each conversation would
+    become that text."""
+    criteria = SimpleNamespace(eos_token_ids=[1])
+    own = SimpleNamespace(chat_template=None, stopping_criteria=criteria)
+    tokenizer, _ = library._of_processor(SimpleNamespace(tokenizer=own, chat_template=given))
+    assert tokenizer.chat_template == kept

@@ -247,7 +247,9 @@ def _open_tokenizer(
 def _of_processor(processor: Any) -> tuple[Any, frozenset[int]]:
     tokenizer = getattr(processor, "tokenizer", processor)
     if not tokenizer.chat_template:
-        tokenizer.chat_template = getattr(processor, "chat_template", None)
+        template = getattr(processor, "chat_template", None)
+        # Kimi K3's processor has the name of Python code in its place.
+        tokenizer.chat_template = template if "{" in str(template) else None
     return tokenizer, frozenset(tokenizer.stopping_criteria.eos_token_ids)
 
 
