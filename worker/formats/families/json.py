@@ -24,6 +24,7 @@ from lmx.worker.formats.forms.json import (
     json_call,
     json_calls,
     read_arguments,
+    read_bare_json_calls,
     read_json_calls,
     read_key,
 )
@@ -363,6 +364,8 @@ _MISTRAL: Final = Family(
             close="]",
         ),
     ),
+    # The array of the older models, whose marker is left out now and then.
+    read_bare=read_bare_json_calls,
     history=HistoryForm(call_id=_mistral_id),
 )
 
