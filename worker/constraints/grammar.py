@@ -173,11 +173,6 @@ class BanRules:
     words: tuple[tuple[int, ...], ...]
     """Sequences of tokens of which the last may not come after the others."""
 
-    @property
-    def longest(self) -> int:
-        """How many tokens the longest word has."""
-        return max(map(len, self.words), default=1)
-
 
 def ban_rules(
     tokenizer: Any,
@@ -207,6 +202,8 @@ class BanConstraint:
     def __init__(self, rules: BanRules, inner: Constraint | None) -> None:
         self._rules = rules
         self._inner = inner
+        # As many of the last tokens are kept as a word has before its last one.
+        self._kept = max(map(len, rules.words), default=1) - 1
         self._last: tuple[int, ...] = ()
 
     def mask(self) -> Mask:
@@ -225,8 +222,7 @@ class BanConstraint:
         return mask
 
     def accept(self, token: int) -> None:
-        kept = self._rules.longest - 1
-        self._last = (*self._last, token)[-kept:] if kept else ()
+        self._last = (*self._last, token)[-self._kept :] if self._kept else ()
         if self._inner:
             self._inner.accept(token)
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any, Final
 
+from lmx.worker.schemas.dialects import VALUES
+
 # Rules that all name each other cost n^4: 1 s for a schema of this size.
 MAX_SCHEMA_CHARS: Final = 65_536
 # An intersection of n regular expressions costs 2^n: 0.2 s for 16, 3 s for 20.
@@ -18,7 +20,6 @@ _MAX_PATTERN_PROPERTIES: Final = 64
 # A state for each remainder: 0.5 s for 100,000.
 _MAX_REMAINDERS: Final = 100_000
 
-VALUES: Final = frozenset({"const", "enum", "default", "examples"})
 _APPLICATORS: Final = ("$ref", "anyOf", "oneOf")
 _NO_CONSTRAINTS: Final = frozenset(
     {*VALUES, "$defs", "definitions", "$schema", "$id", "type", "x-guidance", "allOf"}

@@ -17,7 +17,7 @@ Schema = dict[str, Any] | bool
 
 ROOT: Final = "#"
 _OLD_DRAFTS: Final = ("draft-04", "draft-06", "draft-07")
-_VALUES: Final = frozenset({"const", "enum", "default", "examples"})
+VALUES: Final = frozenset({"const", "enum", "default", "examples"})
 TYPES: Final = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 IN_PLACE: Final = ("allOf", "anyOf", "oneOf")
 """Keywords with schemas for the same value."""
@@ -141,7 +141,7 @@ class _Reader:
         if node.get("$recursiveAnchor") is True:
             self._dynamic[""] = self._dynamic.get("", 0) + 1
         for key, value in node.items():
-            if key not in _VALUES:
+            if key not in VALUES:
                 self._find_names(value, base, False)
 
     def _reference(self, ref: Any, place: str, base: str) -> str | bool:

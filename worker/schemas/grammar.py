@@ -11,8 +11,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Structure
 from lmx.protocol.states import StructureKind
-from lmx.worker.schemas.cost import MAX_INTERSECTIONS, VALUES
-from lmx.worker.schemas.dialects import FORMATS
+from lmx.worker.schemas.cost import MAX_INTERSECTIONS
+from lmx.worker.schemas.dialects import FORMATS, VALUES
 
 Grammar = dict[str, Any]
 """One of llguidance's grammars: ``{"json_schema": ...}`` or ``{"lark_grammar": ...}``."""
