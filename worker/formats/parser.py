@@ -249,7 +249,9 @@ class OutputParser:
         """Handle a marker with which neither a thought nor a call begins: it opens or closes the
         answer behind the thinking, is content, or is dropped."""
         opening, closing = self._reasoning.answer if self._reasoning else ("", "")
-        if marker == opening and self._thought and not self._wrote:
+        # Without a thought before it, a tag may be what the answer is about.
+        opens = self._thought or opening.startswith("<|")
+        if marker == opening and opens and not self._wrote:
             self._trim = self._holds_space = self._opened = True
         elif marker == closing and self._opened:
             tail, self._tail = self._tail, ""
@@ -290,7 +292,8 @@ class OutputParser:
                 break
             if marker == markers.end:
                 quote = thought.open_quote(trial.text if trial is not None else "")
-                if quote and (yield from self._feed.char()) == quote:
+                # An answer with an enforced form may begin with a quote.
+                if quote and not self._either and (yield from self._feed.char()) == quote:
                     emit(marker)
                     continue
                 if trial is not None:

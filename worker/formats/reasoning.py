@@ -32,6 +32,7 @@ FORMS: Final = (
     ThinkingForm("<mm:think>", "</mm:think>"),  # MiniMax M3
     ThinkingForm("<longcat_think>", "</longcat_think>"),  # LongCat
     ThinkingForm("◁think▷", "◁/think▷"),  # Kimi-VL
+    ThinkingForm("<|think:start|>", "<|think:end|>"),  # known to mlx-lm
     ThinkingForm("<|begin_of_thought|>", "<|end_of_thought|>"),  # OpenThinker, Sky-T1
     ThinkingForm("<thought>", "</thought>"),  # EXAONE 3.5 and 4
     # Qwen3, DeepSeek, GLM, MiniMax M2, Kimi K2, SmolLM3 and most others; as ordinary text Nemotron,
@@ -44,11 +45,13 @@ FORMS: Final = (
 )
 
 # The markers around an answer that follows the thinking: Hunyuan and GLM-4.1V; Granite 3.3 and
-# ERNIE; OpenThinker.
+# ERNIE; OpenThinker; Command R7B; Command A.
 _ANSWERS: Final = (
     ("<answer>", "</answer>"),
     ("<response>", "</response>"),
     ("<|begin_of_solution|>", "<|end_of_solution|>"),
+    ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ("<|START_TEXT|>", "<|END_TEXT|>"),
 )
 
 

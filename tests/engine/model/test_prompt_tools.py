@@ -196,6 +196,7 @@ def test_how_a_model_marks_its_thinking(
         ("<think> '\\n<answer>\\n' '</answer>'", ("<answer>", "</answer>")),
         ("between <think></think> and <response></response>", ("<response>", "</response>")),
         ("<think> <answer>", ("", "")),
+        ("<think> <|START_TEXT|> <|END_TEXT|>", ("<|START_TEXT|>", "<|END_TEXT|>")),
     ],
 )
 def test_how_a_model_marks_the_answer_behind_its_thinking(

@@ -55,6 +55,7 @@ def test_reasoning(text: str, thinking_open: bool, reasoning: str, content: str)
 
 WORDS = ReasoningMarkers("Here is my thought process:", "Here is my response:", only_first=True)
 ANSWERS = replace(THINK, answer=("<answer>", "</answer>"))
+TOKENS = replace(THINK, answer=("<|START_RESPONSE|>", "<|END_RESPONSE|>"))
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,9 @@ ANSWERS = replace(THINK, answer=("<answer>", "</answer>"))
         (ANSWERS, "<think></think><answer>a</answer> b", "", "a</answer> b"),
         (ANSWERS, "<think></think><answer>a</answer>b</answer>", "", "a</answer>b"),
         (ANSWERS, "<think></think><answer>a </ans", "", "a </ans"),
+        (TOKENS, "<think>hm</think><|START_RESPONSE|>Hi<|END_RESPONSE|>", "hm", "Hi"),
+        (TOKENS, "<|START_RESPONSE|>\nHi<|END_RESPONSE|>\n", "", "Hi"),
+        (TOKENS, "Hi <|START_RESPONSE|>", "", "Hi <|START_RESPONSE|>"),
     ],
 )
 def test_marks_that_are_words_or_stand_around_the_answer(
@@ -508,6 +512,15 @@ def test_a_quote_that_is_closed_keeps_no_thought_open(thought: str, answer: str)
     for cuts in ([], list(range(1, len(text)))):
         parsed = parse(text, "json_tools", cuts=cuts)
         assert (parsed.reasoning, parsed.content) == (thought, answer)
+
+
+def test_an_enforced_answer_may_begin_with_the_quote_that_a_thought_ends_with() -> None:
+    text = """<think>it's 5"</think>"Quoted\""""
+    for piece_chars in (1, 3, len(text)):
+        one = parser(either=True)
+        pieces = [text[at : at + piece_chars] for at in range(0, len(text), piece_chars)]
+        parsed = join([part for piece in pieces for part in one.add(piece)] + one.finish())
+        assert (parsed.reasoning, parsed.content) == ("it's 5\"", '"Quoted"')
 
 
 @pytest.mark.parametrize(
