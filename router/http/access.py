@@ -190,7 +190,7 @@ def _unknown(request: web.Request, access: Access, *, given: bool) -> RequestErr
         how = "send one of lmx's in the header `Authorization: Bearer KEY`, or `X-Api-Key: KEY`."
         return RequestError(ErrorCode.INVALID_AUTHENTICATION, f"The API key {fault}: {how}")
     headers = request.headers.getall(ADMIN_HEADER, ())
-    fault = "is not right" if headers and given else _absence(headers)
+    fault = "is not right" if given else _absence(headers)
     return RequestError(
         ErrorCode.INVALID_AUTHENTICATION,
         f"The admin key {fault}: send it in the header {ADMIN_HEADER}.{_WHERE}",

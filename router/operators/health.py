@@ -63,7 +63,7 @@ async def health(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     directory = services.supervisor.latest
     seen, names = directory_without_key(request)
-    reason = unhealthy_reason(directory, supervisor_alive=services.supervisor.alive)
+    reason = unhealthy_reason(directory, silent=services.supervisor.silent)
     memory_bytes = psutil.Process().memory_info().rss
     if directory is not None:
         memory_bytes += sum(model.memory_bytes for model in directory.models)
@@ -94,7 +94,7 @@ def current_health(
     """Return how lmx is, and why if it is not healthy. Without ``names`` the reason names no
     models."""
     directory = services.supervisor.latest
-    reason = unhealthy_reason(directory, supervisor_alive=services.supervisor.alive)
+    reason = unhealthy_reason(directory, silent=services.supervisor.silent)
     return _status(directory, reason), _shown_reason(directory, reason, names=names)
 
 
@@ -107,9 +107,10 @@ def _shown_reason(directory: Directory | None, reason: str | None, *, names: boo
     return None if shown is None else without_paths(shown, (model.source for model in models))
 
 
-def unhealthy_reason(directory: Directory | None, *, supervisor_alive: bool) -> str | None:
-    """Return why lmx can't do its work, or None when it can."""
-    if not supervisor_alive:
+def unhealthy_reason(directory: Directory | None, *, silent: bool) -> str | None:
+    """Return why lmx can't do its work, or None when it can. ``silent`` says that its supervisor
+    does not answer."""
+    if silent:
         return "the supervisor does not answer: loaded models still serve, no other can be loaded"
     if directory is None:
         return "lmx is starting"

@@ -200,7 +200,7 @@ async def admin_health(request: web.Request) -> web.Response:
     """
     services = request.app[SERVICES]
     supervisor = services.supervisor
-    reason = unhealthy_reason(supervisor.latest, supervisor_alive=supervisor.alive)
+    reason = unhealthy_reason(supervisor.latest, silent=supervisor.silent)
     status = 200 if reason is None else 503
     if reason is None:
         reason = await _shortage(services.supervisor) or no_loads(supervisor.latest)

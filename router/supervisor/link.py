@@ -202,7 +202,13 @@ class SupervisorLink:
     @property
     def alive(self) -> bool:
         """Whether the supervisor answered within the last beats."""
-        return self.epoch is not None and self.silent_for_s <= self._silence_s
+        return self.epoch is not None and not self.silent
+
+    @property
+    def silent(self) -> bool:
+        """Whether it has answered no beat for longer than a supervisor that works needs, be it
+        that it never did."""
+        return self.silent_for_s > self._silence_s
 
     async def run(self, measure: Callable[[], RouterBeat]) -> None:
         """Listen and beat until cancelled. Frames that can't be decoded are logged and dropped."""

@@ -29,6 +29,8 @@ _LONGEST_BODY_BYTES: Final = 256 * 1024**2
 _LONGEST_LINE_BYTES: Final = 16 * 1024**2
 _PIECE_BYTES: Final = 256 * 1024
 _SHOWN_LETTERS: Final = 60
+_NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
+"""How versions of OpenSSL call an answer in plain HTTP."""
 _NOT_ALLOWED: Final = (ErrorCode.INVALID_AUTHENTICATION, ErrorCode.PERMISSION_DENIED)
 UNREADABLE: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What a JSON value of another form than expected raises when it is read."""
@@ -242,6 +244,8 @@ class HttpClient:
             reason = "it does not answer in time"
         elif isinstance(error, ssl.SSLError):
             reason = f"{error.reason or error}"
+            if error.reason in _NOT_TLS:
+                reason = "what answers there speaks no TLS: try http:// in place of https://"
         elif error.strerror:
             reason = error.strerror
         return OperationError(

@@ -11,7 +11,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate, Structure, Thinking
 from lmx.protocol.messages.tasks import Tokenize
 from lmx.protocol.states import StructureKind
-from lmx.router.media.source import PartSource
+from lmx.router.media.source import PartSource, shown
 from lmx.router.schema.requests.conversation.messages import MAX_MESSAGES
 from lmx.router.schema.requests.generation import (
     AnswerFields,
@@ -324,6 +324,9 @@ def asked_of(
         owner=owner,
     )
     messages = conversation.messages
+    if not messages and items:
+        left_out = shown(items[-1].type or "")
+        raise invalid("input", f"has nothing that a model reads: {left_out} is left out.")
     if not messages:
         raise missing("input", "is required but missing: a text, or items of a conversation.")
     if len(messages) > MAX_MESSAGES:

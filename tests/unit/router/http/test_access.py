@@ -151,6 +151,24 @@ def test_the_admin_key_and_nothing_else(
     assert verdict(spec, who, *headers) is code
 
 
+@pytest.mark.parametrize(
+    ("headers", "fault"),
+    [
+        ([], "is missing"),
+        ([bearer("wrong")], "is not right"),
+        ([admin("wrong")], "is not right"),
+        ([admin(ADMIN), admin(ADMIN)], "is there more than once"),
+    ],
+)
+def test_what_is_wrong_with_an_admin_key(
+    spec: RouterSpec, headers: list[tuple[str, str]], fault: str
+) -> None:
+    request = Mock(headers=CIMultiDict(headers))
+    ring = Ring.of(spec.keyring, spec.admin_key, spec.metrics_key)
+    with pytest.raises(RequestError, match=f"The admin key {fault}: send it"):
+        check_access(request, Access.ADMIN, KeyFamily.OPENAI, ring, local=True)
+
+
 def test_the_metrics_key_opens_the_metrics_and_nothing_else(spec: RouterSpec) -> None:
     for who in (Access.METRICS, Access.LOCAL):
         assert verdict(spec, who, bearer(METRICS_KEY)) is None

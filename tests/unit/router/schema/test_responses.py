@@ -334,6 +334,8 @@ def test_all_other_fields() -> None:
     ("fields", "code", "param"),
     [
         ({"input": None}, ErrorCode.MISSING_PARAMETER, "input"),
+        ({"input": []}, ErrorCode.MISSING_PARAMETER, "input"),
+        ({"input": [{"type": "foo"}]}, ErrorCode.INVALID_VALUE, "input"),
         ({"input": [{"content": "x"}]}, ErrorCode.INVALID_TYPE, "input[0]"),
         ({"input": [{"role": "robot"}]}, ErrorCode.INVALID_VALUE, "input[0].role"),
         (

@@ -13,6 +13,7 @@ from yarl import URL
 
 from lmx.protocol.states import SlotState, WorkerState
 from lmx.router.inference import chat
+from lmx.router.operators.health import unhealthy_reason
 from lmx.router.server.routes import ROUTES
 from tests.support.fakes.fake_peers import cold, ready, until
 from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, chat_body, data_lines, router_rig
@@ -402,6 +403,11 @@ async def test_health_without_supervisor_or_models_is_503(rig: Rig) -> None:
     status, body = await get_health(rig)
     assert status == 503
     assert "supervisor" in body["reason"]
+
+
+def test_a_router_that_has_just_begun_says_so() -> None:
+    assert unhealthy_reason(None, silent=False) == "lmx is starting"
+    assert "supervisor" in (unhealthy_reason(None, silent=True) or "")
 
 
 async def test_health_is_degraded_while_nothing_can_be_loaded(rig: Rig) -> None:

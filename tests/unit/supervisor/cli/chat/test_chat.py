@@ -206,6 +206,12 @@ def test_a_failed_answer_is_an_error_in_words(status: int, line: str, said: str)
         list(client.answer("m", []))
 
 
+def test_an_lmx_without_tls_is_not_asked_by_it() -> None:
+    with server(200) as (plain, _), pytest.raises(OperationError, match="try http://"):
+        tls = Remote(plain.remote.url.replace("http://", "https://"))
+        list(ChatClient(tls).answer("m", []))
+
+
 def test_an_lmx_that_was_restarted_is_found_again() -> None:
     refused = json.dumps({"error": {"code": "invalid_authentication", "message": "no such key"}})
     with (
