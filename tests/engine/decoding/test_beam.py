@@ -165,7 +165,7 @@ def test_many_end_tokens_cost_each_beam_no_more_than_their_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     width, ends, vocabulary = 4, frozenset(range(0, 60, 2)), 200
-    counts = []
+    counts: list[int] = []
 
     def counted(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
         counts.append(count)
