@@ -57,9 +57,9 @@ class OutputParser:
     With ``calls_only``, which is used if a grammar enforces a call, there is no content: text that
     is neither reasoning nor a call is a call that was cut off, or the end of the answer. A first
     call that was cut off before its name is one of ``only``, the single tool that may be called,
-    without arguments; if several may be, its text is content after all. ``either`` means that an
-    answer is content or calls, and that everything after calls is dropped. With ``marked_calls``
-    there are no calls without markers.
+    without arguments; if several may be, its text is content after all, without the header of a
+    message. ``either`` means that an answer is content or calls, and that everything after calls is
+    dropped. With ``marked_calls`` there are no calls without markers.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class OutputParser:
         self._sink.write = self._write
         family = family_of(tool_parser, reasoning)
         self._messages = family.messages
+        self._has_channels = family.answer is not None
         self._read_bare: Reader | None = None if marked_calls or not tools else family.read_bare
         self._space = ""
         self._holds_space = False
@@ -175,14 +176,18 @@ class OutputParser:
         text = "".join(self._unnamed)
         if self._reasoning is not None:
             text = text.rpartition(self._reasoning.end)[2]
-        if self._messages is not None:
-            text = text.rpartition(self._messages.body)[2]
         if not text.strip():
             return []
-        if self._only is None:
-            return [Part(DeltaKind.CONTENT, text)]
-        self._sink.begin_call(self._only)
-        return self._sink.next_parts()
+        if self._only is not None:
+            self._sink.begin_call(self._only)
+            return self._sink.next_parts()
+        opening: tuple[str, ...] = ()
+        if (messages := self._messages) is not None:
+            text = text.rpartition(messages.body)[2]
+            opening = (messages.start, messages.recipient)
+        # A header is no text for a reader.
+        is_header = self._has_channels or text.lstrip().startswith(opening)
+        return [] if is_header or not text.strip() else [Part(DeltaKind.CONTENT, text)]
 
     def _parts(self) -> list[Part]:
         parts = self._sink.next_parts()

@@ -4,8 +4,9 @@ import pytest
 
 from lmx.worker.engine.values import ReasoningMarkers
 from lmx.worker.formats.families.tags import MUSE_MESSAGES
+from lmx.worker.formats.parser import OutputParser
 from tests.support.fakes.call_writers import FORMS
-from tests.support.rigs.parsed_output import parse, tool
+from tests.support.rigs.parsed_output import join, parse, tool
 
 TOOLS = [tool("now")]
 HARMONY_THINK = ReasoningMarkers("<|channel|>analysis<|message|>", "<|end|>")
@@ -96,3 +97,25 @@ def test_muse_that_begins_in_the_thinking() -> None:
     text = f"hm<|eom|>{NEXT} to=user<|message|>Hi"
     parsed = parse(text, None, reasoning=MUSE, thinking_open=True, tools=())
     assert (parsed.reasoning, parsed.content) == ("hm", "Hi")
+
+
+@pytest.mark.parametrize("only", [None, "now"])
+@pytest.mark.parametrize(
+    ("name", "text", "shown"),
+    [
+        ("harmony", harmony_call("now", "")[: -len("<|call|>")], ""),
+        ("harmony", "<|channel|>commentary to=functions.n", ""),
+        ("atem", " to=now<|message|>", ""),
+        ("atem", f"{NEXT} to=n", ""),
+        ("atem", f"{NEXT} to=now<|message|><atem:function_ca", "<atem:function_ca"),
+    ],
+)
+def test_a_header_that_is_cut_off_where_a_call_must_be_made(
+    name: str, text: str, shown: str, only: str | None
+) -> None:
+    one = OutputParser(None, False, name, TOOLS, calls_only=True, only=only)
+    parsed = join([part for char in text for part in one.add(char)] + one.finish())
+    if only is None:
+        assert (parsed.content, parsed.calls) == (shown, [])
+    else:
+        assert (parsed.content, parsed.calls) == ("", [(only, "")])
