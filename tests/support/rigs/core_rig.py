@@ -1,6 +1,6 @@
 """A core with nothing real around it, and short words for what its tests do to it."""
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ class AtOnce(Handlers):
 
 class CoreRig:
     """``needs``: bytes by model. ``models``: settings by model, beside ``config``'s sections.
+    ``up``: the models that are up at the start.
     Workers may be silent for as long as they like: no test here has them beat each second."""
 
     def __init__(
@@ -69,6 +70,7 @@ class CoreRig:
         models: dict[str, dict[str, Any]] | None = None,
         pins: dict[str, bool] | None = None,
         added_file: AddedFile | None = None,
+        up: Iterable[str] = (),
         **config: Any,
     ) -> None:
         self.actions = FakeActions(needs)
@@ -96,6 +98,8 @@ class CoreRig:
         self.commands.add(added_handlers(self.added))
         self.now_s = 0.0
         self._asked = 0
+        for name in up:
+            self.up(name)
 
     async def inspect(self, question: Question) -> Inspection:
         if question.source in self.in_cache:

@@ -225,6 +225,11 @@ def test_a_bug_in_one_slot_does_not_stop_the_clock_of_the_others(rig: CoreRig) -
     assert [requester for requester, _ in rig.actions.replies] == [other]
 
 
+def test_as_many_may_wait_as_the_rows_and_the_queue_take() -> None:
+    rig = CoreRig({"a": 100}, models={"a": {"max_rows": 2, "max_queue": 3}})
+    assert [view.max_waiting for view in rig.core.snapshot(0.0).models] == [5]
+
+
 def test_shutting_down_refuses_and_ends_everything(rig: CoreRig) -> None:
     load(rig)
     asked = rig.ask("b")

@@ -173,8 +173,7 @@ def test_an_adopted_worker_without_a_record_holds_what_its_start_would_once_it_w
 @pytest.mark.parametrize("by_host", [True, False])
 def test_a_model_that_can_not_be_read_again_keeps_nobody_waiting(by_host: bool) -> None:
     """It waited for memory, with a plan."""
-    rig = CoreRig({"a": 100, "b": 100, "full": 1000})
-    rig.up("full")
+    rig = CoreRig({"a": 100, "b": 100, "full": 1000}, up=("full",))
     rig.beat("full", rows=1)
     first, second = rig.ask("a"), rig.ask("b")
     rig.at(1.0)

@@ -15,8 +15,7 @@ TWO = {"a": 700, "b": 400}
 
 
 def test_a_model_that_does_not_fit_waits_and_an_idle_one_is_evicted() -> None:
-    rig = CoreRig(TWO)
-    rig.up("a")
+    rig = CoreRig(TWO, up="a")
     rig.now_s = 2.0
     asked = rig.ask("b")
     assert rig.slot("b").state is SlotState.QUEUED
@@ -44,9 +43,7 @@ def test_a_model_that_does_not_fit_waits_and_an_idle_one_is_evicted() -> None:
 
 
 def test_a_busy_model_that_refuses_stays_and_another_goes() -> None:
-    rig = CoreRig({"a": 500, "b": 500, "c": 400})
-    rig.up("a")
-    rig.up("b")
+    rig = CoreRig({"a": 500, "b": 500, "c": 400}, up="ab")
     rig.at(20.0)
     rig.beat("b")  # used more recently than a
     asked = rig.ask("c")
@@ -66,8 +63,7 @@ def test_a_busy_model_that_refuses_stays_and_another_goes() -> None:
 
 
 def test_fairness_drains_a_busy_model_without_a_deadline_for_its_streams() -> None:
-    rig = CoreRig(TWO)
-    rig.up("a")
+    rig = CoreRig(TWO, up="a")
     rig.beat("a", rows=3)
     rig.now_s = 5.0
     rig.ask("b")
@@ -91,8 +87,7 @@ def test_fairness_drains_a_busy_model_without_a_deadline_for_its_streams() -> No
 
 
 def test_a_drain_that_got_lost_is_asked_again() -> None:
-    rig = CoreRig(TWO, timing={"drain_timeout_s": 20})
-    rig.up("a")
+    rig = CoreRig(TWO, timing={"drain_timeout_s": 20}, up="a")
     rig.now_s = 15.0
     rig.ask("b")
     worker = rig.worker("a")
@@ -107,8 +102,7 @@ def test_a_drain_that_got_lost_is_asked_again() -> None:
 
 
 def test_the_first_to_ask_is_first_even_when_it_asks_again() -> None:
-    rig = CoreRig({"a": 900, "b": 900, "c": 900})
-    rig.up("a")
+    rig = CoreRig({"a": 900, "b": 900, "c": 900}, up="a")
     rig.now_s = 100.0
     rig.beat("a", rows=1)
     rig.ask("b", wait_s=5)
@@ -128,8 +122,7 @@ def test_the_first_to_ask_is_first_even_when_it_asks_again() -> None:
 
 
 def test_one_that_nobody_waits_for_any_more_leaves_the_queue() -> None:
-    rig = CoreRig(TWO)
-    rig.up("a")
+    rig = CoreRig(TWO, up="a")
     rig.beat("a", rows=1)
     asked = rig.ask("b", wait_s=5)
     rig.at(5.0)
@@ -142,8 +135,7 @@ def test_one_that_nobody_waits_for_any_more_leaves_the_queue() -> None:
 
 
 def test_everything_pinned_is_reported_at_once() -> None:
-    rig = CoreRig(TWO, models={"a": {"pinned": True}})
-    rig.up("a")
+    rig = CoreRig(TWO, models={"a": {"pinned": True}}, up="a")
     rig.at(100.0)
     denied = rig.answer(rig.ask("b"))
     assert denied.code is ErrorCode.INSUFFICIENT_MEMORY
@@ -204,8 +196,9 @@ def test_preloads_come_pinned_first_and_evict_nobody() -> None:
 def test_an_idle_model_stays_for_as_long_as_asked(
     memory: object, model: object, request_s: float | None, stays_s: float | None
 ) -> None:
-    rig = CoreRig({"a": 100}, models={"a": {"keep_alive": model}}, memory={"keep_alive": memory})
-    rig.up("a")
+    rig = CoreRig(
+        {"a": 100}, models={"a": {"keep_alive": model}}, memory={"keep_alive": memory}, up="a"
+    )
     rig.now_s = 500.0
     rig.beat("a", rows=1, keep_alive_s=None)
     assert rig.core.status(500.0)[0].expires_in_s is None
@@ -242,16 +235,15 @@ def test_a_model_is_not_gone_before_the_requests_that_it_was_loaded_for_arrive()
 
 
 def test_a_pinned_model_does_not_expire() -> None:
-    rig = CoreRig({"a": 100}, models={"a": {"pinned": True}}, memory={"keep_alive": 1})
-    rig.up("a")
+    rig = CoreRig({"a": 100}, models={"a": {"pinned": True}}, memory={"keep_alive": 1}, up="a")
     rig.at(100.0)
     assert rig.state("a") == "ready"
 
 
 def test_under_pressure_nothing_begins_and_idle_models_go_one_by_one() -> None:
-    rig = CoreRig({"a": 100, "b": 100, "c": 100, "d": 100}, models={"a": {"pinned": True}})
-    for name in "abc":
-        rig.up(name)
+    rig = CoreRig(
+        {"a": 100, "b": 100, "c": 100, "d": 100}, models={"a": {"pinned": True}}, up="abc"
+    )
     rig.now_s = 5.0
     rig.beat("c")
     rig.core.set_pressure(MemoryPressure.SOFT, 5.0)
@@ -296,8 +288,7 @@ def test_a_start_that_was_given_up_hinders_no_other(given_up: object) -> None:
 
 
 def test_a_worker_killed_for_memory_is_a_failure_of_its_model() -> None:
-    rig = CoreRig({"a": 100})
-    rig.up("a")
+    rig = CoreRig({"a": 100}, up="a")
     rig.core.kill_for_memory(rig.worker("a").instance, "it grew", 1.0)
     assert rig.actions.signals[-1][1] == 9
     rig.exits("a", -9)
@@ -309,8 +300,7 @@ def test_a_worker_killed_for_memory_is_a_failure_of_its_model() -> None:
 def test_a_mac_asks_a_worker_to_end_before_it_kills_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its wired memory may be gone otherwise, just when there is too little."""
     monkeypatch.setattr(sys, "platform", "darwin")
-    rig = CoreRig({"a": 100})
-    rig.up("a")
+    rig = CoreRig({"a": 100}, up="a")
     rig.core.kill_for_memory(rig.worker("a").instance, "it grew", rig.now_s)
     assert rig.actions.signals[-1][1] == signal.SIGTERM
     rig.exits("a", 0)
@@ -318,8 +308,7 @@ def test_a_mac_asks_a_worker_to_end_before_it_kills_it(monkeypatch: pytest.Monke
 
 
 def test_bytes_that_do_not_come_back_are_nobodys() -> None:
-    rig = CoreRig(TWO)
-    rig.up("a")
+    rig = CoreRig(TWO, up="a")
     instance = rig.worker("a").instance
     rig.exits("a", -9, settled=False)
     rig.operate(control.UnloadModel("a"))
@@ -350,9 +339,7 @@ def test_a_load_corrects_the_ledger_and_measurements_are_remembered() -> None:
 
 
 def test_a_worker_that_grew_beyond_the_budget_has_an_idle_one_evicted() -> None:
-    rig = CoreRig({"a": 500, "b": 400})
-    rig.up("a")
-    rig.up("b")
+    rig = CoreRig({"a": 500, "b": 400}, up="ab")
     rig.at(3.0)
     rig.beat("a", rows=1, memory_bytes=700)
     assert rig.core.ledger.excess_bytes == 100
@@ -363,8 +350,9 @@ def test_a_worker_that_grew_beyond_the_budget_has_an_idle_one_evicted() -> None:
 
 
 def test_groups_swap() -> None:
-    rig = CoreRig({"a": 100, "b": 100}, groups=[{"name": "g", "models": ["a", "b"], "swap": True}])
-    rig.up("a")
+    rig = CoreRig(
+        {"a": 100, "b": 100}, groups=[{"name": "g", "models": ["a", "b"], "swap": True}], up="a"
+    )
     rig.at(20.0)
     rig.ask("b")
     assert rig.state("a") == "draining"
@@ -378,8 +366,7 @@ def test_groups_swap() -> None:
 
 
 def test_an_operators_load_waits_for_ever_and_may_evict() -> None:
-    rig = CoreRig(TWO)
-    rig.up("a")
+    rig = CoreRig(TWO, up="a")
     rig.beat("a", rows=1)
     done = rig.operate(control.LoadModel("b"))
     assert done == control.Done("b waits for memory, number 1 in the queue")
@@ -395,14 +382,12 @@ def test_an_operators_load_waits_for_ever_and_may_evict() -> None:
 
 
 def test_a_reset_shows_the_state_that_the_status_shows() -> None:
-    rig = CoreRig({"a": 100})
-    rig.up("a")
+    rig = CoreRig({"a": 100}, up="a")
     assert rig.operate(control.ResetModel("a")).message == "a is reset: it is ready"
 
 
 def test_a_held_model_takes_no_request_until_it_is_loaded_or_reset() -> None:
-    rig = CoreRig({"a": 100})
-    rig.up("a")
+    rig = CoreRig({"a": 100}, up="a")
     done = rig.operate(control.DrainModel("a"))
     assert done.pid == rig.worker("a").pid
     assert rig.sent("a")[-1] == control.Drain(False)
@@ -471,9 +456,7 @@ def change(rig: CoreRig, needs: dict[str, int], **settings: object) -> None:
 
 
 def test_a_changed_configuration_touches_what_it_changes_alone() -> None:
-    rig = CoreRig({"a": 100, "b": 100, "c": 100})
-    for name in "abc":
-        rig.up(name)
+    rig = CoreRig({"a": 100, "b": 100, "c": 100}, up="abc")
     rig.now_s = 1.0
     settings = {
         "a": {"keep_alive": 60, "aliases": ["other"]},
@@ -498,8 +481,7 @@ def test_a_changed_configuration_touches_what_it_changes_alone() -> None:
 
 
 def test_what_waits_for_a_model_that_is_removed_gets_an_error() -> None:
-    rig = CoreRig(TWO)
-    rig.up("a")
+    rig = CoreRig(TWO, up="a")
     rig.beat("a", rows=1)
     asked = rig.ask("b")
     change(rig, {"a": 700})
@@ -508,8 +490,7 @@ def test_what_waits_for_a_model_that_is_removed_gets_an_error() -> None:
 
 
 def test_a_model_that_comes_back_while_its_worker_goes_keeps_its_slot() -> None:
-    rig = CoreRig({"a": 100})
-    rig.up("a")
+    rig = CoreRig({"a": 100}, up="a")
     change(rig, {"b": 100})
     change(rig, {"a": 100, "b": 100})
     assert rig.state("a") == "draining"
@@ -526,8 +507,7 @@ def test_a_quarantined_model_is_forgiven_by_another_configuration() -> None:
 
 
 def test_what_waits_is_planned_again_for_another_budget() -> None:
-    rig = CoreRig({"a": 700, "b": 400})
-    rig.up("a")
+    rig = CoreRig({"a": 700, "b": 400}, up="a")
     rig.beat("a", rows=1)
     rig.ask("b")
     assert rig.slot("b").state is SlotState.QUEUED
@@ -570,9 +550,7 @@ def test_an_adopted_worker_ends_a_backoff_and_a_wait() -> None:
 
 
 def test_what_waits_does_not_start_while_lmx_ends_and_nobody_is_evicted() -> None:
-    rig = CoreRig({"a": 700, "b": 400, "c": 100}, memory={"keep_alive": 20})
-    rig.up("a")
-    rig.up("c")
+    rig = CoreRig({"a": 700, "b": 400, "c": 100}, memory={"keep_alive": 20}, up="ac")
     asked = rig.ask("b", wait_s=50)
     rig.core.begin_stopping()
     rig.at(40.0)
@@ -585,8 +563,7 @@ def test_what_waits_does_not_start_while_lmx_ends_and_nobody_is_evicted() -> Non
 
 
 def test_what_nobody_waits_for_any_more_drains_nobody() -> None:
-    rig = CoreRig({"a": 700, "b": 400}, memory={"fair_wait_s": 30})
-    rig.up("a")
+    rig = CoreRig({"a": 700, "b": 400}, memory={"fair_wait_s": 30}, up="a")
     rig.beat("a", rows=1)
     rig.ask("b")
     rig.core.withdraw("b", b"another router", rig.now_s)
@@ -607,8 +584,7 @@ def test_what_nobody_waits_for_any_more_drains_nobody() -> None:
 
 
 def test_what_an_operator_waits_for_continues_without_requests() -> None:
-    rig = CoreRig(TWO)
-    rig.up("a")
+    rig = CoreRig(TWO, up="a")
     rig.operate(control.LoadModel("b"))
     rig.ask("b")
     rig.core.withdraw("b", b"router", rig.now_s)
@@ -616,8 +592,7 @@ def test_what_an_operator_waits_for_continues_without_requests() -> None:
 
 
 def test_events_show_who_waits_before_who_goes_and_that_a_busy_one_stays() -> None:
-    rig = CoreRig({"a": 500, "c": 600})
-    rig.up("a")
+    rig = CoreRig({"a": 500, "c": 600}, up="a")
     rig.at(20.0)
     rig.ask("c")
     rig.said("a", control.DrainRefused, 1)
@@ -628,8 +603,9 @@ def test_events_show_who_waits_before_who_goes_and_that_a_busy_one_stays() -> No
 
 
 def test_who_waits_for_its_groups_rules_learns_that() -> None:
-    rig = CoreRig({"a": 100, "b": 100}, groups=[{"name": "g", "models": ["a", "b"], "swap": True}])
-    rig.up("a")
+    rig = CoreRig(
+        {"a": 100, "b": 100}, groups=[{"name": "g", "models": ["a", "b"], "swap": True}], up="a"
+    )
     rig.ask("b")
     detail = "by its group's rules it can't be loaded together with a; number 1 in the queue"
     assert rig.actions.details["model.queued"] == detail
@@ -646,8 +622,7 @@ def test_a_pin_that_could_not_be_written_is_reported() -> None:
 
 
 def test_a_worker_that_outlives_sigkill_keeps_nobody_waiting_for_its_memory() -> None:
-    rig = CoreRig({"a": 600, "b": 300, "c": 600}, 1000)
-    rig.up("a")
+    rig = CoreRig({"a": 600, "b": 300, "c": 600}, 1000, up="a")
     rig.at(20.0)
     rig.up("b")
     rig.operate(control.KillModel("a"))
@@ -671,8 +646,7 @@ def test_a_worker_that_outlives_sigkill_keeps_nobody_waiting_for_its_memory() ->
 
 def test_a_worker_that_goes_by_itself_takes_no_more_requests_and_comes_back() -> None:
     """Its supervisor was gone for longer than the orphan grace, and is back."""
-    rig = CoreRig({"a": 100}, 1000)
-    rig.up("a")
+    rig = CoreRig({"a": 100}, 1000, up="a")
     instance = rig.worker("a").instance
     beat = control.WorkerBeat(
         instance, WorkerState.DRAINING, 1, 0, 0.0, WorkerFigures(memory_bytes=100)
@@ -687,8 +661,7 @@ def test_a_worker_that_goes_by_itself_takes_no_more_requests_and_comes_back() ->
 
 
 def test_what_one_took_that_was_out_of_bounds_is_not_remembered() -> None:
-    rig = CoreRig({"a": 100}, 1000)
-    rig.up("a")
+    rig = CoreRig({"a": 100}, 1000, up="a")
     remembered = len(rig.actions.remembered)
     rig.core.kill_for_memory(rig.worker("a").instance, "it grew", 1.0)
     rig.exits("a", -9)

@@ -45,8 +45,7 @@ def added(rig: CoreRig) -> list[str]:
 
 
 def test_an_added_model_is_served_and_nobody_else_notices(folder: Path) -> None:
-    rig = CoreRig({"a": 100})
-    rig.up("a")
+    rig = CoreRig({"a": 100}, up="a")
     said = rig.operate(AddModel("new", str(folder), 64, {"n_gpu_layers": 7}))
     assert isinstance(said, control.Done)
     assert added(rig) == ["new"]
@@ -321,8 +320,7 @@ def load(rig: CoreRig, model: str, context: int | None = None) -> Any:
 
 
 def test_no_loaded_model_is_started_again_while_the_supervisor_is_replaced() -> None:
-    rig = CoreRig({"a": 100, "b": 100})
-    rig.up("a")
+    rig = CoreRig({"a": 100, "b": 100}, up="a")
     rig.replacing = True
     for question in (control.LoadModel("a", 512), control.RestartModel("a")):
         assert rig.operate(question).code is ErrorCode.SHUTTING_DOWN
@@ -333,8 +331,7 @@ def test_no_loaded_model_is_started_again_while_the_supervisor_is_replaced() -> 
 
 
 def test_a_load_with_another_context_ends_the_worker_politely_and_starts_another() -> None:
-    rig = CoreRig({"a": 100})
-    rig.up("a")
+    rig = CoreRig({"a": 100}, up="a")
     assert "loaded already" in load(rig, "a", 2048).message, "as the worker said"
     first = rig.worker("a").instance
     assert isinstance(load(rig, "a", 512), control.Done)
@@ -350,8 +347,7 @@ def test_a_load_with_another_context_ends_the_worker_politely_and_starts_another
 
 
 def test_who_changes_their_mind_while_the_worker_ends_its_streams_gets_the_last_context() -> None:
-    rig = CoreRig({"a": 100})
-    rig.up("a")
+    rig = CoreRig({"a": 100}, up="a")
     load(rig, "a", 512)
     assert rig.state("a") == "draining"
     assert rig.slot("a").context_length == 2048, "that of the worker that is on its way out"
@@ -386,8 +382,7 @@ def test_a_context_that_cannot_be_is_denied_with_both_figures() -> None:
 
 
 def test_a_context_that_needs_more_than_the_budget_ends_nothing() -> None:
-    rig = CoreRig({"a": 100}, budget=1000)
-    rig.up("a")
+    rig = CoreRig({"a": 100}, budget=1000, up="a")
     rig.actions.needs["a"] = 1001
     denied = load(rig, "a", 512)
     assert denied.code is ErrorCode.INSUFFICIENT_MEMORY
@@ -521,8 +516,7 @@ def test_what_a_model_needs_follows_what_it_was_measured_at() -> None:
 
 
 def test_the_status_shows_for_how_long_work_stalls() -> None:
-    rig = CoreRig({"a": 100})
-    rig.up("a")
+    rig = CoreRig({"a": 100}, up="a")
     worker = rig.worker("a")
     rig.said("a", control.WorkerBeat, worker.state, 1, 0, 12.5)
     assert rig.core.status(0.0)[0].stalled_s == 12.5

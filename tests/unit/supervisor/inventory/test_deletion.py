@@ -138,8 +138,7 @@ async def test_a_model_that_is_removed_during_its_deletion_is_no_error(
 async def test_a_model_that_is_added_during_a_deletion_keeps_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = CoreRig({"a": 100, "b": 100}, models={"b": {"source": "/a"}})
-    rig.up("a")
+    rig = CoreRig({"a": 100, "b": 100}, models={"b": {"source": "/a"}}, up="a")
     slots: Any = rig.core.slots
     added = slots.pop("b")
     deleting, deleted = made(tmp_path, monkeypatch, rig)
@@ -177,8 +176,7 @@ async def test_the_files_of_a_model_that_is_added_while_they_are_deleted_are_rea
 async def test_files_that_another_machine_uses_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
 ) -> None:
-    rig = CoreRig({"a": 100})
-    rig.up("a")
+    rig = CoreRig({"a": 100}, up="a")
     sent = len(rig.sent("a"))
     rank = LentRank(model="a", owner="peer", rank=1, count=2, pid=1, reserved_bytes=1)
     deleting, deleted = made(tmp_path, monkeypatch, rig, lent=(rank,))

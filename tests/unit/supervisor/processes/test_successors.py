@@ -84,8 +84,7 @@ def test_what_was_on_its_way_continues_pinned_models_first() -> None:
 @pytest.mark.parametrize("unloaded", [True, False])
 def test_a_model_that_was_unloaded_in_the_midst_of_a_handover_stays_down(unloaded: bool) -> None:
     """The handover waits for the ends of fetches, and commands come meanwhile."""
-    before = CoreRig({"a": 100})
-    before.up("a")
+    before = CoreRig({"a": 100}, up="a")
     if unloaded:
         before.operate(control.UnloadModel("a"))
     worker = before.worker("a")
@@ -105,8 +104,7 @@ def test_a_load_that_was_ordered_survives_a_handover() -> None:
     needs = {"big": 700, "waits": 400, "hub": 100, "fails": 100, "asked": 400, "none": 100}
     quiet: dict[str, dict[str, Any]] = {name: {"preload": False} for name in needs}
     configured = {"context_length": 8192}  # it holds as it is when the next program reads it
-    before = CoreRig(needs, models=quiet | {"hub": quiet["hub"] | configured})
-    before.up("big")
+    before = CoreRig(needs, models=quiet | {"hub": quiet["hub"] | configured}, up=("big",))
     before.beat("big", rows=1)
     before.actions.remote.add("hub")
     before.operate(control.LoadModel("waits", 4096))

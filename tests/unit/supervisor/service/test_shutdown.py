@@ -8,6 +8,7 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 
 from lmx.supervisor.config.schema import Config
+from lmx.supervisor.config.shutdown_timeout import ROUTER_EXIT_S
 from lmx.supervisor.processes.handover import Invocation
 from lmx.supervisor.service import service as service_module
 from lmx.supervisor.service.service import Service
@@ -29,9 +30,7 @@ class _Guard:
 
 
 async def test_workers_end_though_every_step_fails() -> None:
-    rig = CoreRig({"a": 100, "b": 100})
-    rig.up("a")
-    rig.up("b")
+    rig = CoreRig({"a": 100, "b": 100}, up="ab")
     guard: Any = _Guard()
 
     def fails(now_s: float) -> None:
@@ -72,9 +71,27 @@ async def test_workers_end_though_every_step_fails() -> None:
     assert closed
 
 
+async def test_workers_end_after_the_router_which_has_the_grace_for_its_streams() -> None:
+    rig = CoreRig({"a": 100}, up="a")
+    guard: Any = MagicMock(running=True)
+    shutdown = Shutdown(rig.core, guard, ())
+    ending = asyncio.create_task(shutdown.run(7.0))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert guard.stop.call_args.args[1] == 7.0 + ROUTER_EXIT_S
+    assert not rig.actions.signals
+    guard.running = False
+    shutdown.exited()
+    async with asyncio.timeout(90):
+        while not rig.actions.signals:
+            await asyncio.sleep(0.01)
+        rig.exits("a")
+        shutdown.exited()
+        await ending
+
+
 async def test_to_be_hurried_counts_while_fetches_are_closed() -> None:
-    rig = CoreRig({"a": 100})
-    rig.up("a")
+    rig = CoreRig({"a": 100}, up="a")
     guard: Any = _Guard()
     seen: list[bool] = []
 
