@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -163,12 +163,9 @@ def _lmx(model: dict[str, Any]) -> Iterator[int]:
     from tests.support.rigs.rig import PATIENT, Rig
 
     port = free_port()
-    lmx = Rig({"server": {"port": port}, "models": [model], "timing": PATIENT})
-    try:
+    with closing(Rig({"server": {"port": port}, "models": [model], "timing": PATIENT})) as lmx:
         lmx.up(wait=False)
         yield port
-    finally:
-        lmx.close()
 
 
 @contextmanager

@@ -38,9 +38,9 @@ API_KEY = "an-inference-key-of-the-tests"
 @pytest.fixture(scope="package")
 def scripted_server(minilm_dir: Path) -> Iterator[Rig]:
     """Models whose answers the requests script, with an API key; for what clients do with them.
-    ``narrow`` takes one request at a time, which may have images, sounds and videos. ``stumbling``,
-    ``tripping`` and ``halting`` fail to load the first time. ``slow`` is for tests that hold its
-    load up (:meth:`Rig.held_load`). ``good`` is no script: it writes what a good model would
+    ``narrow`` takes one request at a time, which may have images, sounds and videos. ``stumbling``
+    and ``tripping`` fail to load the first time. ``slow`` is for tests that hold its load up
+    (:meth:`Rig.held_load`). ``good`` is no script: it writes what a good model would
     (:mod:`good_model`).
     """
     config = {
@@ -54,7 +54,6 @@ def scripted_server(minilm_dir: Path) -> Iterator[Rig]:
             scripted("narrow", max_rows=1, max_queue=0, options={"media": True}),
             scripted("stumbling", preload=False, options={"bad_loads": [1]}),
             scripted("tripping", preload=False, options={"bad_loads": [1]}),
-            scripted("halting", preload=False, options={"bad_loads": [1]}),
             scripted("slow", preload=False),
             scripted("good", preload=False, engine="tests.support.fakes.good_engine:create"),
             {"id": "minilm", "source": str(minilm_dir), "preload": False},

@@ -304,42 +304,6 @@ def test_biases_penalties_and_limits(client: OpenAI) -> None:
     assert penalized.choices[0].message.content.count("Paris") <= 2
 
 
-def test_beams_and_best_of(client: OpenAI) -> None:
-    settings: dict[str, Any] = {
-        "model": "tiny", "max_tokens": 5, "n": 2, "extra_body": {"best_of": 3},
-    }  # fmt: skip
-    first = whole(client, **settings)
-    second = streamed(client, **settings)
-    texts = [choice.message.content for choice in first.choices]
-    assert len(set(texts)) == 2
-    assert [second[index].content for index in range(2)] == texts, "a search has no chance in it"
-    sampled = whole(client, temperature=1.0, seed=1, **settings)
-    assert len(sampled.choices) == 2
-
-
-def test_completions_echo_and_logprobs(client: OpenAI) -> None:
-    answer = client.completions.create(
-        model="smollm2", prompt="The capital of France is", max_tokens=4, temperature=0,
-        echo=True, logprobs=2,
-    )  # fmt: skip
-    choice = answer.choices[0]
-    assert choice.text.startswith("The capital of France is")
-    logprobs = choice.logprobs
-    assert logprobs is not None
-    assert logprobs.tokens is not None
-    assert "".join(logprobs.tokens) == choice.text
-    assert logprobs.token_logprobs is not None
-    assert logprobs.token_logprobs[0] is None
-    assert all(value <= 0 for value in logprobs.token_logprobs[1:])
-    assert answer.usage is not None
-    assert len(logprobs.tokens) == answer.usage.prompt_tokens + answer.usage.completion_tokens
-    plain = client.completions.create(
-        model="smollm2", prompt="The capital of France is", max_tokens=4, temperature=0
-    )
-    assert choice.text.endswith(plain.choices[0].text)
-    assert plain.choices[0].text.startswith(" "), "text that goes on keeps its space"
-
-
 def test_the_ends_of_prompts_and_the_tokens_of_answers_are_the_clients(client: OpenAI) -> None:
     """vLLM's fields: a message is gone on with, a prompt is cut, tokens and words are banned."""
     greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
@@ -369,40 +333,6 @@ def test_the_ends_of_prompts_and_the_tokens_of_answers_are_the_clients(client: O
     with pytest.raises(openai.BadRequestError) as caught:
         whole(client, extra_body={"allowed_token_ids": [10**6]}, **greedy)
     assert caught.value.param == "allowed_token_ids"
-
-
-def test_the_logprobs_of_prompts(client: OpenAI) -> None:
-    """vLLM's `prompt_logprobs`: of a text the same as its echo's, and of a conversation too."""
-    settings: dict[str, Any] = {
-        "model": "smollm2", "prompt": [[504, 3575, 282, 4649, 314], [504, 6376, 314]],
-        "temperature": 0, "max_tokens": 1,
-    }  # fmt: skip
-    scored = client.completions.create(**settings, extra_body={"prompt_logprobs": 2})
-    echoed = client.completions.create(**settings, echo=True, logprobs=2)
-    for prompt, one, other in zip(settings["prompt"], scored.choices, echoed.choices, strict=True):
-        reported = (one.model_extra or {})["prompt_logprobs"]
-        assert other.logprobs is not None
-        assert other.logprobs.token_logprobs is not None
-        assert reported[0] is None
-        own = [entry[str(token)] for token, entry in zip(prompt[1:], reported[1:], strict=True)]
-        wanted = other.logprobs.token_logprobs[1 : len(prompt)]
-        assert [score["logprob"] for score in own] == pytest.approx(wanted, abs=1e-3)
-        for entry in reported[1:]:
-            ranks = sorted(score["rank"] for score in entry.values())
-            assert ranks[:2] == [1, 2]
-            assert len(entry) == (2 if ranks[-1] <= 2 else 3)
-            likeliest = sorted(entry.values(), key=lambda score: score["rank"])
-            logprobs = [score["logprob"] for score in likeliest]
-            assert logprobs == sorted(logprobs, reverse=True)
-    answer = whole(client, messages=FRANCE, max_tokens=1, extra_body={"prompt_logprobs": 0})
-    reported = answer.prompt_logprobs
-    assert len(reported) == answer.usage.prompt_tokens
-    texts = [score["decoded_token"] for entry in reported[1:] for score in entry.values()]
-    assert "capital of France" in "".join(texts)
-    assert len(texts) == len(reported) - 1
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(**settings, stream=True, extra_body={"prompt_logprobs": 0})
-    assert caught.value.param == "prompt_logprobs"
 
 
 def test_texts_are_scored(client: OpenAI) -> None:
@@ -436,45 +366,6 @@ def test_texts_are_scored(client: OpenAI) -> None:
             streamed = [choice for choice in chunks if choice.index == index]
             assert "".join(choice.text for choice in streamed) == one.text
             assert other.text.startswith(one.text)
-
-
-def test_completions_of_several_prompts_streamed_and_not(client: OpenAI) -> None:
-    settings: dict[str, Any] = {
-        "model": "tiny",
-        "prompt": ["One, two,", "Monday, Tuesday,"],
-        "n": 2,
-        "max_tokens": 6,
-        "seed": 2,
-        "temperature": 0.8,
-    }
-    answer = client.completions.create(**settings)
-    texts = [choice.text for choice in answer.choices]
-    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    joined = dict.fromkeys(range(4), "")
-    for chunk in client.completions.create(stream=True, **settings):
-        for choice in chunk.choices:
-            joined[choice.index] += choice.text
-    assert list(joined.values()) == texts
-
-
-def test_the_second_turn_finds_the_first(client: OpenAI) -> None:
-    story = "Once there was a lighthouse keeper who counted ships. " * 6
-    turns: list[Any] = [{"role": "user", "content": story + "How does it go on?"}]
-    first = whole(
-        client, messages=turns, temperature=0, max_tokens=24, extra_body={"min_tokens": 20}
-    )
-    turns += [
-        {"role": "assistant", "content": first.choices[0].message.content},
-        {"role": "user", "content": "And then?"},
-    ]
-    second = whole(client, messages=turns, temperature=0, max_tokens=4)
-    cached = second.usage.prompt_tokens_details.cached_tokens
-    assert cached > first.usage.prompt_tokens, "the answer is found too"
-    other = whole(
-        client, messages=turns, temperature=0, max_tokens=4, extra_body={"cache_salt": "tenant"}
-    )
-    assert other.usage.prompt_tokens_details.cached_tokens == 0
-    assert other.choices[0].message.content == second.choices[0].message.content
 
 
 def test_a_prompt_beyond_the_context_names_both_numbers(client: OpenAI) -> None:

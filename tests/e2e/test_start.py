@@ -14,7 +14,7 @@ MODELS = {"mlx", "mlx_vlm", "numpy", "transformers", "tokenizers", "huggingface_
 UNUSED = {
     "supervisor": NOBODY
     | MODELS
-    | {"aiohttp", "jinja2", "PIL", "prometheus_client", "lmx.router", "lmx.worker"},
+    | {"aiohttp", "jinja2", "PIL", "prometheus_client", "markdown_it", "lmx.router", "lmx.worker"},
     "router": NOBODY
     | MODELS
     | {"jinja2", "PIL", "rich.console", "yaml", "click", "markdown_it"}

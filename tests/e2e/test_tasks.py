@@ -15,7 +15,6 @@ import numpy as np
 import openai
 import pytest
 from anthropic import Anthropic
-from openai import OpenAI
 
 from tests.support.models.tiny_encoders import PlainBert, make_bert
 from tests.support.rigs.rig import Rig, serving_too, wait_until
@@ -27,8 +26,6 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.timeout(900),
 ]
-
-TEXTS = ["A cat sits on the mat.", "A kitten rests on a rug.", "Shares fell sharply today."]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,51 +51,6 @@ def post(server: Rig, path: str, **body: Any) -> tuple[int, Any]:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
-
-
-def test_vectors_by_the_sdk_in_both_forms(client: OpenAI) -> None:
-    coded = client.embeddings.create(model="minilm", input=TEXTS)  # base64, the SDK's own choice
-    plain = client.embeddings.create(model="minilm", input=TEXTS, encoding_format="float")
-    first = np.array([item.embedding for item in coded.data])
-    second = np.array([item.embedding for item in plain.data])
-    assert first.shape == (3, 384)
-    np.testing.assert_allclose(first, second, atol=1e-6)
-    np.testing.assert_allclose(np.linalg.norm(first, axis=1), 1, atol=1e-5)
-    alike = first @ first.T
-    assert alike[0, 1] > alike[0, 2] + 0.3
-    assert (coded.usage.prompt_tokens, coded.usage.total_tokens) == (25, 25)
-
-
-def test_fewer_dimensions(client: OpenAI) -> None:
-    answer = client.embeddings.create(model="minilm", input="a", dimensions=64)
-    vector = np.array(answer.data[0].embedding)
-    assert vector.shape == (64,)
-    assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
-
-
-def test_what_cannot_be_embedded_is_refused(client: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.embeddings.create(model="minilm", input=["a", "word " * 300])
-    assert caught.value.param == "input[1]"
-    assert caught.value.code == "context_length_exceeded"
-    assert "302" in str(caught.value)
-    assert "256" in str(caught.value)
-    with pytest.raises(openai.BadRequestError, match="385") as caught:
-        client.embeddings.create(model="minilm", input="a", dimensions=385)
-    assert caught.value.param == "dimensions"
-
-
-def test_an_embedding_model_does_not_chat(client: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="/v1/embeddings") as caught:
-        client.chat.completions.create(model="minilm", messages=[{"role": "user", "content": "x"}])
-    assert caught.value.param == "model"
-
-
-def test_the_kinds_are_known_before_a_model_is_loaded(server: Rig) -> None:
-    kinds = {worker["model"]: worker["kind"] for worker in server.status()["workers"]}
-    assert kinds == {
-        "smollm2": "chat", "tiny": "chat", "minilm": "embedding", "ranker": "rerank",
-    }  # fmt: skip
 
 
 def test_rerank_loads_its_model_and_sorts(server: Rig) -> None:

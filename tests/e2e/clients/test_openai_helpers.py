@@ -24,7 +24,6 @@ class Weather(BaseModel):
 CALL = '<tool_call>{"name": "Weather", "arguments": {"city": "Oslo"}}</tool_call>'
 CALLS = {"pieces": ["<tool_call>", CALL[11:30], CALL[30:50], CALL[50:]]}
 ANSWERS = {"pieces": ['{"city": ', '"Os', 'lo"}']}
-RAIN = "It rains in Oslo."
 
 
 def says(directive: Any) -> list[ChatCompletionMessageParam]:
@@ -88,28 +87,6 @@ def test_parse_reads_answers_and_calls(scripted_client: OpenAI) -> None:
         scripted_client.chat.completions.parse(
             model="scripted", messages=says(ANSWERS), response_format=Weather, max_tokens=1
         )
-
-
-def test_a_tool_makes_the_round(scripted_client: OpenAI) -> None:
-    """The call comes back as history with its result; the result scripts the last answer."""
-    tools = [openai.pydantic_function_tool(Weather)]
-    messages = says(CALLS)
-    first = scripted_client.chat.completions.create(
-        model="scripted", messages=messages, tools=tools
-    )
-    message = first.choices[0].message
-    assert message.tool_calls is not None
-    messages.append(message)  # type: ignore[arg-type]  # the SDK takes its own answers as history
-    for call in message.tool_calls:
-        assert call.type == "function"
-        assert json.loads(call.function.arguments) == {"city": "Oslo"}
-        result = json.dumps({"pieces": [RAIN]})
-        messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    second = scripted_client.chat.completions.create(
-        model="scripted", messages=messages, tools=tools
-    )
-    assert second.choices[0].message.content == RAIN
-    assert second.choices[0].finish_reason == "stop"
 
 
 def test_raw_responses_and_request_ids(scripted_client: OpenAI) -> None:

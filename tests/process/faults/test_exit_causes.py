@@ -49,7 +49,6 @@ def server() -> Iterator[Rig]:
         *(scripted(n, stall_timeout_s=HANG_S if n == "hangs" else 3600) for n in CASES),
         scripted("by_hand"),
         scripted("by_disk"),
-        scripted("slow", stall_timeout_s=3600),
         *(
             scripted(
                 name,
@@ -64,7 +63,7 @@ def server() -> Iterator[Rig]:
     restart = {"max_failures": 1, "backoff_base_s": 0.2, "backoff_max_s": 0.4}
     config = {"models": models, "timing": timing, "restart": restart}
     with rig(config) as lmx:
-        for name in (*CASES, "by_hand", "by_disk", "slow"):
+        for name in (*CASES, "by_hand", "by_disk"):
             lmx.wait_state(name, "ready")
         yield lmx
 
@@ -107,6 +106,10 @@ async def test_each_end_has_its_cause_and_its_code(server: Rig, model: str) -> N
     after = server.worker(model)
     assert (after["state"], after["restarts"]) == ("ready", before["restarts"] + 1)
     assert after["pid"] != before["pid"]
+    if cause == "hang":
+        assert "no progress" in stream.errors[0]["message"]
+        log = (server.home / "logs" / f"worker-{model}.log").read_text()
+        assert "scripted_engine.py" in log and "in _hang" in log, "the stacks of a hung process"
 
 
 async def test_a_kill_from_outside_and_an_operators_are_distinguished(server: Rig) -> None:
@@ -147,14 +150,6 @@ async def test_a_disk_that_takes_nothing_is_reported_and_passes_by_itself(server
         gone.rename(run)
     await asyncio.to_thread(server.wait_state, "by_disk", "ready")
     assert not [e for e in server.events("model.quarantined") if e.model_id == "by_disk"]
-
-
-async def test_slow_is_not_hung_where_the_model_may_be_slow(server: Rig) -> None:
-    """A limit is its model's own: this one takes longer for a token than another may."""
-    async with http() as session:
-        stream = Stream(session, server.url, ask("slow", {"tokens": 2, "step_s": 2 * HANG_S}))
-        await stream.ended()
-    assert (stream.text, stream.errors) == ("word " * 2, [])
 
 
 @pytest.mark.parametrize("model", LOADS)

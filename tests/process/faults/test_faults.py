@@ -107,22 +107,6 @@ async def test_a_stopped_worker_is_found_killed_and_started_again(lmx: Rig) -> N
         assert (other.text, other.errors) == ("word " * 200, [])
 
 
-async def test_a_hang_inside_a_step_is_seen_though_the_process_beats(lmx: Rig) -> None:
-    first = lmx.wait_state("alpha", "ready")
-    async with http() as session:
-        hung = Stream(session, lmx.url, ask("alpha", {"tokens": 50, "hang_at": 5}))
-        waiting = Stream(session, lmx.url, ask("alpha", {"tokens": 2}))
-        await asyncio.gather(hung.ended(), waiting.ended())
-    assert hung.text == "word " * 5
-    assert [error["code"] for error in hung.errors] == ["worker_hung"]
-    assert "no progress" in hung.errors[0]["message"]
-    second = lmx.wait_state("alpha", "ready")
-    assert second["pid"] != first["pid"]
-    log = (lmx.home / "logs" / "worker-alpha.log").read_text()
-    assert "scripted_engine.py" in log, "the stacks of a hung process are kept"
-    assert "in _hang" in log
-
-
 async def test_slow_is_not_hung(lmx: Rig) -> None:
     """A long prefill and slow tokens make progress: longer than the limit, never killed."""
     first = lmx.wait_state("strict", "ready")

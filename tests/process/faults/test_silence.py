@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import psutil
 import pytest
@@ -111,16 +111,13 @@ def test_kill_and_stop_work_while_there_is_no_supervisor() -> None:
 
 
 def test_stop_ends_one_that_is_just_starting() -> None:
-    lmx = Rig(TWO)
-    try:
+    with closing(Rig(TWO)) as lmx:
         lmx.up(wait=False)
         wait_until(lambda: (lmx.home / "lock").exists(), "it holds the lock")
         done = lmx.cli("stop")
         assert done.returncode == 0, done.stderr
         reaped(lmx)
         assert lmx.processes() == []
-    finally:
-        lmx.close()
 
 
 @contextmanager
@@ -161,8 +158,7 @@ def other_supervisor(lmx: Rig, pid: int) -> int:
 
 
 async def test_a_supervisor_is_woken_or_replaced_and_adopts_what_runs() -> None:
-    lmx = Rig({"models": [scripted("alpha"), scripted("beta")]})
-    try:
+    with closing(Rig({"models": [scripted("alpha"), scripted("beta")]})) as lmx:
         done = lmx.cli("start", "--config", str(lmx.config_path))
         assert done.returncode == 0, done.stderr
         pids = {name: lmx.wait_state(name, "ready")["pid"] for name in ("alpha", "beta")}
@@ -191,5 +187,3 @@ async def test_a_supervisor_is_woken_or_replaced_and_adopts_what_runs() -> None:
         # What read the models' files for it ends by itself, once it runs.
         wait_until(lambda: not lmx.processes(), "its readers have ended too", 90)
         assert supervisor_pid(lmx) is None
-    finally:
-        lmx.close()

@@ -1,12 +1,11 @@
 """Loads that go wrong, are slow, or do not fit; and models that come on demand."""
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
 
 from lmx.protocol.messages.control import LoadModel
-from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until
+from tests.support.rigs.rig import Rig, ask, http, rig, scripted, wait_until
 
 pytestmark = pytest.mark.process
 
@@ -57,18 +56,3 @@ async def test_a_model_larger_than_the_budget_is_refused_with_figures(lmx: Rig) 
             assert "Retry-After" not in response.headers
             assert response.headers["X-Should-Retry"] == "false"
     assert lmx.worker("alpha")["state"] == "ready"
-
-
-async def test_unload_lets_streams_end_and_gives_the_process_back(lmx: Rig) -> None:
-    line = lmx.wait_state("alpha", "ready")
-    async with http() as session:
-        stream = Stream(session, lmx.url, ask("alpha", {"tokens": 60, "step_s": 0.02}))
-        await stream.has_text(20)
-        done = await asyncio.to_thread(lmx.cli, "unload", "alpha")
-        assert (done.returncode, f"pid {line['pid']} is gone" in done.stdout) == (0, True)
-        await stream.ended()
-        assert (stream.text, stream.errors) == ("word " * 60, [])
-        assert lmx.worker("alpha")["state"] == "cold"
-        again = Stream(session, lmx.url, ask("alpha", {"tokens": 3}))
-        await again.ended()
-        assert again.text == "word " * 3, "a request loads it again"

@@ -8,10 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from tests.support.clients.terminal import reading
 from tests.support.rigs.rig import Rig, rig, scripted, wait_until
@@ -84,38 +82,6 @@ def test_top_on_a_terminal(lmx: Rig) -> None:
     with reading(lmx, "top", terminal=True) as top:
         top.saw("alpha")
         assert top.interrupt() == 0
-
-
-def test_a_bad_configuration_changes_nothing_and_says_why(lmx: Rig) -> None:
-    before = lmx.wait_state("alpha", "ready")
-    good = lmx.config_path.read_text()
-    config = yaml.safe_load(good)
-
-    def keep_alive(text: str, **others: Any) -> None:
-        memory = config["memory"] | {"keep_alive": text}
-        lmx.config_path.write_text(yaml.safe_dump(config | {"memory": memory} | others))
-
-    keep_alive("soon", logs={"keep": 0})
-    bad = lmx.cli("reload")
-    assert bad.returncode == 4
-    for word in ("memory.keep_alive", "1h30m", "logs.keep"):
-        assert word in bad.stderr
-    assert lmx.worker("alpha")["pid"] == before["pid"]
-    keep_alive("1h")
-    done = lmx.cli("reload")
-    assert (done.returncode, "changed: memory" in done.stdout) == (0, True), done.stderr
-    assert 3000 < lmx.worker("alpha")["expires_in_s"] <= 3600
-    assert "nothing changed" in lmx.cli("reload").stdout
-
-
-def test_a_new_router_takes_over(lmx: Rig) -> None:
-    before = lmx.status()["router"]
-    done = lmx.cli("restart", "--router")
-    assert done.returncode == 0, done.stderr
-    after = lmx.status()["router"]
-    assert after["pid"] != before["pid"]
-    assert after["url"] == before["url"]
-    assert str(after["pid"]) in done.stdout
 
 
 FAKE_PROGRAM = """#!/bin/sh

@@ -66,36 +66,6 @@ async def test_a_hundred_waiting_requests_of_one_key_do_not_keep_another_waiting
     assert ends.index("modest") == 1, "only the one that ran was before it"
 
 
-async def test_a_greedy_key_leaves_room_in_a_full_queue(server: Rig) -> None:
-    url = server.url
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        greedy = [
-            asyncio.create_task(say(session, url, GREEDY, tokens=3900, step_s=0.05))
-            for _ in range(230)
-        ]
-        await asyncio.to_thread(
-            wait_until, lambda: server.worker("one")["requests_queued"] >= 170, "the queue is full"
-        )
-        refused = [task.result() for task in (await asyncio.wait(
-            greedy, timeout=90, return_when=asyncio.FIRST_COMPLETED
-        ))[0]]  # fmt: skip
-        modest = asyncio.create_task(say(session, url, MODEST, tokens=1))
-        listed = server.worker("one")["requests_queued"]
-        await asyncio.sleep(0.2)
-        assert not modest.done(), modest.result()
-        for task in (*greedy, modest):
-            task.cancel()
-        await asyncio.gather(*greedy, modest, return_exceptions=True)
-    assert listed < 200
-    assert refused
-    assert all(
-        (status, body["error"]["code"]) == (429, "queue_full") for status, _, body in refused
-    )
-    await asyncio.to_thread(
-        wait_until, lambda: server.worker("one")["requests_active"] == 0, "all have left"
-    )
-
-
 async def test_limits_come_with_a_reload_and_outlive_it(server: Rig) -> None:
     url, began_s = server.url, time.monotonic()
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import psutil
 import pytest
@@ -44,13 +45,10 @@ def renderer() -> Iterator[Renderer]:
 def test_what_loops_is_ended_and_the_next_is_rendered(renderer: Renderer) -> None:
     assert renderer.render("{{ a }}", {"a": 1}, AMPLE_BYTES) == "1"
     first = renderer.pid
-    impatient = Renderer(0.5)
-    try:
+    with closing(Renderer(0.5)) as impatient:
         with pytest.raises(RenderingEndedError, match=r"after 0\.5 s"):
             impatient.render(ENDLESS, {}, AMPLE_BYTES)
         assert impatient.pid is None
-    finally:
-        impatient.close()
     assert renderer.render("{{ a }}", {"a": 2}, AMPLE_BYTES) == "2"
     assert renderer.pid == first
 
@@ -60,12 +58,11 @@ def test_an_alarm_that_comes_first_says_that_it_took_too_long(
 ) -> None:
     """The process ends itself where the worker has no turn in time."""
     monkeypatch.setattr("lmx.worker.templates.renderer._ALARM_GRACE_S", 0.5 - 2 * DEADLINE_S)
-    held_up = Renderer(DEADLINE_S)
-    try:
-        with pytest.raises(RenderingEndedError, match="had not come to an end"):
-            held_up.render(ENDLESS, {}, AMPLE_BYTES)
-    finally:
-        held_up.close()
+    with (
+        closing(Renderer(DEADLINE_S)) as held_up,
+        pytest.raises(RenderingEndedError, match="had not come to an end"),
+    ):
+        held_up.render(ENDLESS, {}, AMPLE_BYTES)
 
 
 @pytest.mark.parametrize("template", [LARGE, GROWING])
@@ -80,15 +77,12 @@ def test_what_eats_memory_is_ended(renderer: Renderer, template: str) -> None:
 
 def test_the_worker_looks_after_the_memory_where_the_system_does_not() -> None:
     """On a Mac no limit holds: then the growth is seen from here."""
-    small = Renderer(DEADLINE_S, 4 << 30)
-    try:
+    with closing(Renderer(DEADLINE_S, 4 << 30)) as small:
         small.render("x", {}, AMPLE_BYTES)
         # The process keeps the limit that it was started with.
         small._max_memory_bytes = 60 << 20
         with pytest.raises(RenderingEndedError, match="60 MiB of memory"):
             small.render(GROWING, {}, AMPLE_BYTES)
-    finally:
-        small.close()
 
 
 def test_too_much_text_is_counted_and_not_sent(renderer: Renderer) -> None:

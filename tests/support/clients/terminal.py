@@ -9,7 +9,7 @@ import sys
 import termios
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from tests.support.rigs.rig import Rig, wait_until
 
@@ -90,8 +90,5 @@ def reading(
     lmx: Rig, *arguments: str, terminal: bool = False, **variables: str
 ) -> Iterator[Reading]:
     """Run a command until the end of the block."""
-    made = Reading(lmx, *arguments, terminal=terminal, variables=variables)
-    try:
+    with closing(Reading(lmx, *arguments, terminal=terminal, variables=variables)) as made:
         yield made
-    finally:
-        made.close()

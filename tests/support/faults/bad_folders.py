@@ -27,6 +27,17 @@ def _raw_config(content: bytes) -> Callable[[Path], None]:
     return spoil
 
 
+def _nested(folder: Path) -> None:
+    """A list where there should be an object, and weights that lead nowhere."""
+    (folder / "config.json").write_text('{"text_config": [1]}')
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to(folder / "nowhere")
+
+
+def _no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
 def _header(content: bytes) -> Callable[[Path], None]:
     def spoil(folder: Path) -> None:
         shard = folder / "model.safetensors"
@@ -66,6 +77,10 @@ BAD: dict[str, Callable[[Path], None]] = {
     "offsets": _offsets(0, 2**70),
     "sizes": _config(hidden_size=2**70, vocab_size=2**65),
     "layers": _config(num_hidden_layers=4000, num_attention_heads=2**30, head_dim=2**30),
+    "list": _raw_config(b"[]"),
+    "torn": _raw_config(b"{"),
+    "nested": _nested,
+    "no-config": _no_config,
     "deep-config": _raw_config(b'{"a": ' + DEEP + b"}"),
     "deep-header": _header(b'{"w": ' + DEEP + b"}"),
     "fifo-weights": _fifo("model.safetensors"),

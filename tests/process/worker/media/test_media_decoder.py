@@ -1,11 +1,10 @@
 """The process that decodes media: its limits, and its end."""
 
-import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from tests.support.fakes.media_files import sine, wav_file
 from tests.support.fakes.media_pieces import jpeg_of_scans, png
 from tests.support.faults.hostile_media import picture as honest_picture
 from tests.support.faults.killed_children import kill_at_work
-from tests.support.rigs.decoding import EVERYTHING, PARAM, RATE_HZ, item, picture, sound
+from tests.support.rigs.decoding import EVERYTHING, PARAM, RATE_HZ, item, picture
 from tests.support.rigs.rig import wait_until
 
 pytestmark = pytest.mark.process
@@ -38,17 +37,6 @@ PICTURE = honest_picture("png")
 def _wait_until_busy(process: psutil.Process) -> None:
     used_s = process.cpu_times().user
     wait_until(lambda: process.cpu_times().user > used_s + 0.2, "decoding")
-
-
-def _when_busy(decoder: MediaDecoder, act: Callable[[], None]) -> None:
-    """Act from another thread, once the process is decoding."""
-
-    def watch() -> None:
-        _wait_until_busy(process)
-        act()
-
-    process = psutil.Process(decoder.pid)
-    threading.Thread(target=watch, daemon=True).start()
 
 
 @pytest.fixture
@@ -84,8 +72,7 @@ def test_items_come_back_in_their_order(decoder: MediaDecoder) -> None:
 
 
 def test_what_takes_too_long_is_ended_and_the_next_is_decoded() -> None:
-    impatient = MediaDecoder()
-    try:
+    with closing(MediaDecoder()) as impatient:
         picture(impatient, "png", PICTURE)
         impatient._limits = DecodeLimits(deadline_s=2.0)
         with pytest.raises(RequestError, match=r"within 2 s") as caught:
@@ -94,8 +81,6 @@ def test_what_takes_too_long_is_ended_and_the_next_is_decoded() -> None:
         assert impatient.pid is None
         impatient._limits = DecodeLimits()
         assert picture(impatient, "png", PICTURE).pixels.shape == (64, 64, 3)
-    finally:
-        impatient.close()
 
 
 def test_an_alarm_that_comes_first_says_that_it_took_too_long(
@@ -115,46 +100,36 @@ def test_an_alarm_that_comes_first_says_that_it_took_too_long(
 
 def test_what_takes_too_much_of_the_processor_is_ended() -> None:
     """Also where there is time enough: it would be the other requests'."""
-    strict = MediaDecoder(DecodeLimits(cpu_s=1.0))
-    try:
+    with closing(MediaDecoder(DecodeLimits(cpu_s=1.0))) as strict:
         with pytest.raises(RequestError, match=r"1 s of the processor") as caught:
             picture(strict, "jpeg", ENDLESS)
         assert caught.value.code is ErrorCode.INVALID_MEDIA
         # Every item has that much, however many there were before.
         for _ in range(3):
             picture(strict, "png", png(2000, 2000))
-    finally:
-        strict.close()
 
 
 def test_what_takes_too_much_memory_is_ended() -> None:
-    small = MediaDecoder(DecodeLimits(memory_bytes=48 << 20))
-    try:
+    with closing(MediaDecoder(DecodeLimits(memory_bytes=48 << 20))) as small:
         picture(small, "png", PICTURE)
         with pytest.raises(RequestError, match="48 MiB of memory") as caught:
             picture(small, "png", png(4000, 4000))
         assert caught.value.code is ErrorCode.MEDIA_TOO_LARGE
         picture(small, "png", PICTURE)
-    finally:
-        small.close()
 
 
 def test_the_worker_looks_after_the_memory_where_the_system_does_not() -> None:
     """On a Mac no limit holds: then the growth is seen from here."""
-    small = MediaDecoder()
-    try:
+    with closing(MediaDecoder()) as small:
         picture(small, "png", PICTURE)
         # The process keeps the limit that it was started with.
         small._max_memory_bytes = 8 << 20
         with pytest.raises(RequestError, match="of memory"):
             picture(small, "jpeg", ENDLESS)
-    finally:
-        small.close()
 
 
 def test_a_request_is_decoded_up_to_a_size() -> None:
-    limited = MediaDecoder(DecodeLimits(request_bytes=64 * 64 * 3 * 2))
-    try:
+    with closing(MediaDecoder(DecodeLimits(request_bytes=64 * 64 * 3 * 2))) as limited:
         asked = item(MediaKind.IMAGE, "png", PICTURE)
         assert len(limited.decode([asked] * 2, [PICTURE] * 2, EVERYTHING)) == 2
         third = replace(asked, param="messages[9]")
@@ -162,28 +137,6 @@ def test_a_request_is_decoded_up_to_a_size() -> None:
             limited.decode([asked, asked, third], [PICTURE] * 3, EVERYTHING)
         assert caught.value.code is ErrorCode.MEDIA_TOO_LARGE
         assert len(limited.decode([asked], [PICTURE], EVERYTHING)) == 1
-    finally:
-        limited.close()
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_one_that_died_is_replaced(decoder: MediaDecoder, number: signal.Signals) -> None:
-    picture(decoder, "png", PICTURE)
-    first = decoder.pid
-    assert first is not None
-    os.kill(first, number)
-    psutil.wait_procs([psutil.Process(first)], DEADLINE_S)
-    assert picture(decoder, "png", PICTURE).pixels.shape == (64, 64, 3)
-    assert decoder.pid != first
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_the_file_of_one_that_dies_at_work_is_decoded_by_another(
-    decoder: MediaDecoder, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
-    killed = kill_at_work(monkeypatch, number, times=1)
-    assert picture(decoder, "png", PICTURE).pixels.shape == (64, 64, 3)
-    assert len(killed) == 1 and decoder.pid not in killed
 
 
 def test_a_file_that_breaks_its_decoders_is_refused_and_no_other(
@@ -213,32 +166,12 @@ def test_a_decoder_that_gets_little_of_the_processor_has_more_time(
     ended all the same."""
     monkeypatch.setattr(ProcessorWait, "more_s", lambda _: 100.0)
     monkeypatch.setattr("lmx.worker.isolation.child.MAX_SLOWDOWN", 1e6)
-    starved = MediaDecoder(DecodeLimits(deadline_s=0.01))
-    try:
+    with closing(MediaDecoder(DecodeLimits(deadline_s=0.01))) as starved:
         assert picture(starved, "png", PICTURE).pixels.shape == (64, 64, 3)
         monkeypatch.setattr(ProcessorWait, "more_s", lambda _: 0.0)
         with pytest.raises(RequestError) as caught:
             picture(starved, "jpeg", ENDLESS)
         assert caught.value.code is ErrorCode.MEDIA_TIMEOUT
-    finally:
-        starved.close()
-
-
-def test_another_thread_can_end_it(decoder: MediaDecoder) -> None:
-    picture(decoder, "png", PICTURE)
-    _when_busy(decoder, decoder.kill)
-    with pytest.raises(RequestError):
-        picture(decoder, "jpeg", ENDLESS)
-
-
-def test_one_that_is_stopped_from_outside_is_woken(decoder: MediaDecoder) -> None:
-    """It reads nothing: also the sending of a large file waits for it."""
-    picture(decoder, "png", PICTURE)
-    pid = decoder.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    picture(decoder, "png", PICTURE + bytes(20_000_000))
-    assert decoder.pid == pid
 
 
 PARENT = """
@@ -293,28 +226,10 @@ def test_a_decoder_that_cant_begin_is_not_the_files_fault(tmp_path: Path) -> Non
 def test_it_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("LMX_PROCESS", "by which the supervisor finds it")
-    decoder = MediaDecoder()
-    try:
+    with closing(MediaDecoder()) as decoder:
         picture(decoder, "png", PICTURE)
         environment = psutil.Process(decoder.pid).environ()
         assert {"PATH", "LMX_PROCESS"} <= environment.keys() and "HF_TOKEN" not in environment
-    finally:
-        decoder.close()
-
-
-@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
-def test_a_reply_that_was_not_read_answers_nobody_else(
-    decoder: MediaDecoder, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
-) -> None:
-    def broken(*_: object) -> None:
-        raise error
-
-    decoder.start()
-    with monkeypatch.context() as patch:
-        patch.setattr(Exchange, "read", broken)
-        with pytest.raises(error):
-            picture(decoder, "png", PICTURE)
-    assert sound(decoder, "wav", wav_file(sine(440, 0.5, RATE_HZ), RATE_HZ)).samples.size
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import av
@@ -209,12 +210,9 @@ def test_frames_are_kept_within_what_is_asked(decoder: MediaDecoder) -> None:
 
 
 def test_long_videos_are_seen_smaller() -> None:
-    decoder = MediaDecoder(DecodeLimits(video_bytes=10 * 160 * 120 * 3 // 4))
-    try:
+    with closing(MediaDecoder(DecodeLimits(video_bytes=10 * 160 * 120 * 3 // 4))) as decoder:
         found = video(decoder, "mp4", video_file(plain_frames(10, 160, 120), 10), fps=10.0)
         assert found.frames.shape == (10, 60, 80, 3)
-    finally:
-        decoder.close()
 
 
 def test_the_sound_of_a_video_is_encoded_with_it(decoder: MediaDecoder) -> None:

@@ -335,7 +335,9 @@ async def test_a_row_that_raises_fails_alone(start: Start) -> None:
     recorder = await start()
     good = recorder.submit(tokens=30, step_s=0.002)
     bad = recorder.submit(tokens=30, raise_at=2)
-    assert isinstance(await recorder.end(bad), RequestFailed)
+    failed = await recorder.end(bad)
+    assert (type(failed), failed.code) == (RequestFailed, ErrorCode.ENGINE_ERROR)
+    assert recorder.text(bad) == "word " * 2
     assert isinstance(await recorder.end(good), RequestFinished)
     assert recorder.text(good) == "word " * 30
     await recorder.until(lambda: recorder.thread.rows == 0)
