@@ -30,8 +30,8 @@ async def federation(
     answer_s: float = 60.0,
     quiet_s: float = 90.0,
     **spec: Any,
-) -> AsyncIterator[dict[str, Rig]]:
-    """Routers by the names of their machines, each with ``MODEL`` in one worker. All of them are
+) -> AsyncIterator[tuple[Rig, ...]]:
+    """The routers of machines with these names, each with ``MODEL`` in one worker. All of them are
     peers of each other, know so, and ask each other ten times a second. A peer that takes longer
     than ``answer_s`` counts as lost, and a stream is opened, with a ping, when no peer has answered
     for ``quiet_s``: both so long that neither happens by chance on a busy machine."""
@@ -55,7 +55,7 @@ async def federation(
             rig.router.peers.put(PeerList.of(others))
         for rig in rigs.values():
             await know_each_other(rig, len(machines) - 1)
-        yield rigs
+        yield tuple(rigs.values())
 
 
 async def know_each_other(rig: Rig, count: int) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.messages.data import Delta, Timings, TokenLogprob, ToolCallPart, TopLogprob, Usage
+from lmx.protocol.messages.data import Delta, TokenLogprob, ToolCallPart, TopLogprob, Usage
 from lmx.protocol.states import DeltaKind, FinishReason, ModelKind, ToolChoice
-from tests.support.fakes.fake_peers import FakeStream, ends, plays, ready
+from tests.support.fakes.fake_peers import FakeStream, ready
 from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, router_rig
 
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {}}}
@@ -146,15 +146,6 @@ async def test_logprobs_come_with_their_text_and_with_bytes() -> None:
     streamed = [chunk["choices"][0] for chunk in chunks]
     assert [len(c["logprobs"]["content"]) for c in streamed if c["logprobs"]] == [1, 2]
     assert [e for c in streamed if c["logprobs"] for e in c["logprobs"]["content"]] == entries
-
-
-async def test_speculation_shows_in_the_timings() -> None:
-    guess = plays(ends("x", timings=Timings(0, 0, 1, drafted_tokens=10, accepted_tokens=9)))
-
-    async with router_rig(guess) as rig:
-        _, body = await rig.chat_json(num_assistant_tokens=5)
-        assert (await rig.worker.stream()).request.assist.num_assistant_tokens == 5
-    assert body["timings"]["acceptance_rate"] == 0.9
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,10 @@ from contextlib import asynccontextmanager
 import openai
 from openai.types.chat import ChatCompletionToolParam, ParsedFunctionToolCall
 
-from lmx.protocol.messages.data import Delta, TokenLogprob, ToolCallPart, TopLogprob
+from lmx.protocol.messages.data import Delta, TokenLogprob, ToolCallPart
 from lmx.protocol.states import DeltaKind, FinishReason
 from tests.support.fakes.fake_peers import FakeStream
-from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, answer, router_rig
-
-TEXT = "".join(TEXTS)
+from tests.support.rigs.router_rig import MODEL, Rig, router_rig
 
 
 @asynccontextmanager
@@ -20,30 +18,6 @@ async def sdk(rig: Rig) -> AsyncIterator[openai.AsyncOpenAI]:
         base_url=f"{rig.url}/v1", api_key="none", max_retries=0, timeout=10
     ) as client:
         yield client
-
-
-async def test_leaving_a_stream_and_going_on() -> None:
-    async def endless(fake: FakeStream) -> None:
-        await fake.accept()
-        while not fake.cancelled:
-            await fake.say_within_credit("x")
-
-    async with router_rig(endless) as rig, sdk(rig) as client:
-        stream = await client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "hi"}], stream=True
-        )
-        async for chunk in stream:
-            if chunk.choices[0].delta.content == "x":
-                break
-        await stream.close()
-        rig.worker.script = answer
-        models = await client.models.list()
-        assert [model.id for model in models.data] == [MODEL]
-        assert (await client.models.retrieve(MODEL)).id == MODEL
-        whole = await client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "hi"}]
-        )
-        assert whole.choices[0].message.content == TEXT
 
 
 WEATHER: ChatCompletionToolParam = {
@@ -110,25 +84,3 @@ def _without_parsed(calls: Iterable[ParsedFunctionToolCall]) -> Iterable[ParsedF
     for call in calls:
         call.function.__dict__.pop("parsed_arguments", None)
         yield call
-
-
-async def test_completions_whole_and_streamed() -> None:
-    async def go_on(fake: FakeStream) -> None:
-        await fake.accept()
-        top = (TopLogprob(b" b", -0.5, 2),)
-        await fake.send_deltas(Delta(0, " b", 1, logprobs=(TokenLogprob(b" b", -0.5, 2, top),)))
-        await fake.finish(tokens=1)
-
-    async with router_rig(go_on) as rig, sdk(rig) as client:
-        whole = await client.completions.create(model=MODEL, prompt=["a", "c"], logprobs=1)
-        stream = await client.completions.create(
-            model=MODEL, prompt=[[1, 2]], stream=True, stream_options={"include_usage": True}
-        )
-        chunks = [chunk async for chunk in stream]
-    assert [(choice.index, choice.text) for choice in whole.choices] == [(0, " b"), (1, " b")]
-    assert whole.choices[1].logprobs is not None
-    assert whole.choices[1].logprobs.top_logprobs == [{" b": -0.5}]
-    assert whole.usage is not None
-    assert whole.usage.prompt_tokens == 14
-    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == " b"
-    assert chunks[-1].usage is not None

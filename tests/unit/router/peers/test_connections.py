@@ -45,8 +45,7 @@ def made(rig: Rig) -> Counter[str]:
 
 @pytest.mark.parametrize("tls", [False, True])
 async def test_streams_that_end_well_leave_their_connection_to_the_next(tls: bool) -> None:
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         await a.publish()
         if tls:
             shown = own_fingerprint(Path(b.spec.jobs_path).with_name("certificate.pem"))
@@ -66,8 +65,7 @@ async def test_streams_that_end_well_leave_their_connection_to_the_next(tls: boo
 
 async def test_no_more_connections_are_kept_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "_MOST_KEPT", 1)
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         await a.publish()
         go = asyncio.Event()
         b.worker.script = held_until(go)
@@ -148,8 +146,7 @@ async def closing_peer(rig: Rig) -> AsyncIterator[ClosingPeer]:
 
 
 async def test_a_request_that_a_kept_connection_loses_is_sent_on_a_new_one() -> None:
-    async with federation(("a",)) as rigs, closing_peer(rigs["a"]) as other:
-        a = rigs["a"]
+    async with federation("a") as (a,), closing_peer(a) as other:
         await a.publish()
         for _ in range(3):
             assert (await a.chat_json())[0] == 400
@@ -163,8 +160,7 @@ async def test_a_request_that_a_kept_connection_loses_is_sent_on_a_new_one() -> 
 
 
 async def test_a_server_of_another_kind_is_asked_for_what_it_has_alone() -> None:
-    async with federation(("a",)) as rigs, closing_peer(rigs["a"]) as other:
-        a = rigs["a"]
+    async with federation("a") as (a,), closing_peer(a) as other:
         await a.publish()
         status, found = await a.post_json("/v1/audio/speech", model=MODEL, input="Hi.")
         assert (status, found["error"]["param"]) == (400, "model")

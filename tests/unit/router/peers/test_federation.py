@@ -59,8 +59,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 async def test_a_machine_answers_for_its_peer_by_every_family() -> None:
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         await with_remote(b, a)
         for path, body in FAMILIES.items():
             for name in (REMOTE, "far", f"{REMOTE}@b"):
@@ -97,8 +96,7 @@ async def test_a_request_that_a_peer_computes_is_listed_and_can_be_cancelled() -
         await stream.say("one ")
         await until_cancelled(stream)
 
-    async with federation(("a", "b"), {"b": speaks}) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab", {"b": speaks}) as (a, b):
         await a.publish()
         await asked(a)
 
@@ -131,8 +129,7 @@ async def ended(call: Any) -> str:
 
 @pytest.mark.parametrize("path", [path for path in FAMILIES if path != "/api/v0/chat/completions"])
 async def test_a_stream_comes_through_as_a_machine_of_its_own_sends_it(path: str) -> None:
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         await with_remote(b, a)
         seen = []
         for rig in (a, b):
@@ -154,8 +151,7 @@ async def test_the_first_machine_that_can_is_taken_and_the_next_one_if_it_fails(
     """It has sent nothing: another one answers, whatever the family and the code."""
     for code in (ErrorCode.QUEUE_FULL, ErrorCode.INSUFFICIENT_MEMORY, ErrorCode.SHUTTING_DOWN):
         scripts = {"b": refuses(code, "not now"), "c": answer}
-        async with federation(("a", "b", "c"), scripts) as rigs:
-            a = rigs["a"]
+        async with federation("abc", scripts) as (a, b, _):
             await a.publish()
             await asked(a)
             for stream in (False, True):
@@ -163,12 +159,11 @@ async def test_the_first_machine_that_can_is_taken_and_the_next_one_if_it_fails(
                     assert response.status == 200
                     assert response.headers["X-Lmx-Machine"] == "c"
                     assert "quoted" in await response.text()
-            assert len(rigs["b"].worker.streams) == 2
+            assert len(b.worker.streams) == 2
 
 
 async def test_a_machine_that_is_drained_leaves_all_requests_to_the_others() -> None:
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         loaded = ready(MODEL, INSTANCE, created_s=1)
         await a.publish(loaded, default=MODEL, drained=True)
         # Its own clients are answered by the other one, by every name, and also what would be kept.
@@ -215,8 +210,7 @@ async def test_a_machine_is_drained_once_the_answer_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(queries, "_SNAPSHOT_S", 3600.0)
-    async with federation(("a",)) as rigs:
-        a = rigs["a"]
+    async with federation("a") as (a,):
         a.supervisor.replies[DrainMachine] = Done("it is drained")
         loaded = ready(MODEL, INSTANCE, created_s=1)
         for count, drained in enumerate((True, False), 1):
@@ -230,24 +224,22 @@ async def test_a_machine_is_drained_once_the_answer_says_so(
 
 async def test_what_every_machine_would_refuse_is_refused_at_once() -> None:
     scripts = {"b": refuses(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long", param="messages")}
-    async with federation(("a", "b", "c"), scripts) as rigs:
-        a = rigs["a"]
+    async with federation("abc", scripts) as (a, _, c):
         await a.publish()
         await asked(a)
         status, found = await a.chat_json()
         assert (status, found["error"]["code"]) == (400, "context_length_exceeded")
         assert found["error"]["param"] == "messages"
-        assert not rigs["c"].worker.streams
+        assert not c.worker.streams
 
 
 async def test_a_machine_that_dies_before_the_first_token_loses_no_request() -> None:
     async def accepts_and_waits(stream: FakeStream) -> None:
         await stream.accept()
 
-    async with federation(("a", "b", "c"), {"b": accepts_and_waits}, ping_interval_s=0.2) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("abc", {"b": accepts_and_waits}, ping_interval_s=0.2) as (a, b, c):
         await a.publish()
-        await rigs["c"].publish()
+        await c.publish()
         await b.publish(ready(MODEL, INSTANCE, created_s=1, max_rows=8))
         await asked(a)
         tasks: list[asyncio.Task[Any]] = [
@@ -255,7 +247,7 @@ async def test_a_machine_that_dies_before_the_first_token_loses_no_request() -> 
             for work in (a.chat_json(), a.chat_events(), a.chat_json(), a.chat_events())
         ]
         await until(lambda: len(b.worker.streams) == 4)
-        await rigs["c"].publish(ready(MODEL, INSTANCE, created_s=1, max_rows=8))
+        await c.publish(ready(MODEL, INSTANCE, created_s=1, max_rows=8))
         await asked(a)
         # As a process that was killed: its connections are reset, and nothing listens any more.
         b.router._close_server()
@@ -264,14 +256,13 @@ async def test_a_machine_that_dies_before_the_first_token_loses_no_request() -> 
         whole, events, *_ = [await task for task in tasks]
         assert whole[1]["choices"][0]["message"]["content"] == "".join(TEXTS)
         assert joined_text(events) == "".join(TEXTS)
-        assert len(rigs["c"].worker.streams) == 4
+        assert len(c.worker.streams) == 4
         assert not a.router.peers.links[0].running
 
 
 async def test_a_machine_that_stops_answering_loses_its_part_in_two_seconds() -> None:
     """It accepts connections and says nothing, as one that was stopped; so does a request there."""
-    async with federation(("a", "b"), answer_s=0.9) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab", answer_s=0.9) as (a, b):
 
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             if stopped.is_set() or b"POST" in await reader.read(4):
@@ -305,8 +296,7 @@ async def test_a_machine_that_stops_answering_loses_its_part_in_two_seconds() ->
 async def test_a_stream_that_breaks_off_ends_with_a_coded_error() -> None:
     hold = asyncio.Event()
     scripts = {"b": plays("Hello", hold)}
-    async with federation(("a", "b", "c"), scripts) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("abc", scripts) as (a, b, c):
         await a.publish()
         await asked(a)
         body = {"model": f"{MODEL}@b", "messages": MESSAGE, "stream": True}
@@ -322,15 +312,14 @@ async def test_a_stream_that_breaks_off_ends_with_a_coded_error() -> None:
                             one.transport.abort()
                 assert b"peer_lost" in text.splitlines()[-1 if path == "/api/chat" else -2], text
             await until(lambda: a.router.peers.links[0].answers)
-        assert not rigs["c"].worker.streams
+        assert not c.worker.streams
         assert a.router.metrics.read().models[MODEL].errors == {"peer_lost": 3}
 
 
 async def test_pings_go_to_a_client_while_machines_are_asked_and_the_last_may_be_its_own() -> None:
     go = asyncio.Event()
     scripts = {"b": refuses(ErrorCode.QUEUE_FULL, "not now", go)}
-    async with federation(("a", "b"), scripts, quiet_s=0.1, ping_interval_s=0.1) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab", scripts, quiet_s=0.1, ping_interval_s=0.1) as (a, b):
         # The peer has it loaded, this machine has it loaded too, and is busy.
         await a.publish(ready(MODEL, INSTANCE, created_s=1, max_rows=1))
         await with_model_running(a)
@@ -353,9 +342,8 @@ async def test_a_machine_that_begins_no_stream_is_given_up_in_the_end() -> None:
         await asyncio.Event().wait()
 
     async with federation(
-        ("a", "b"), {"b": says_nothing}, quiet_s=0.1, ping_interval_s=0.1, sync_timeout_s=0.5
-    ) as rigs:
-        a, b = rigs["a"], rigs["b"]
+        "ab", {"b": says_nothing}, quiet_s=0.1, ping_interval_s=0.1, sync_timeout_s=0.5
+    ) as (a, b):
         await a.publish(ready(MODEL, INSTANCE, created_s=1, max_rows=1))
         await with_model_running(a)
         await asked(a)
@@ -381,8 +369,7 @@ async def with_model_running(rig: Rig) -> None:
 
 async def test_no_request_crosses_two_hops() -> None:
     """Each offers the other what it has not any more."""
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         await a.publish()
         await with_remote(b, a)
         await b.publish()
@@ -405,8 +392,7 @@ async def test_no_request_crosses_two_hops() -> None:
 
 
 async def test_a_clients_key_is_checked_here_and_is_not_sent_on() -> None:
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         await with_remote(b, a)
         url, body = f"{a.url}/v1/chat/completions", {"model": REMOTE, "messages": MESSAGE}
         async with a.http.post(url, json=body) as response:
@@ -434,8 +420,7 @@ async def test_a_clients_key_is_checked_here_and_is_not_sent_on() -> None:
 
 
 async def test_a_peer_key_that_was_revoked_is_no_fault_of_the_client() -> None:
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         await with_remote(b, a)
         b.router.keys.put(Keyring.of((), required=True))
         for _ in range(2):
@@ -447,8 +432,7 @@ async def test_a_peer_key_that_was_revoked_is_no_fault_of_the_client() -> None:
 
 async def test_clients_of_a_peer_share_prefixes_as_they_do_there() -> None:
     keys = [ApiKey.of_secret(f"sk-lmx-number-{n}-of-this-test", f"k{n}") for n in range(2)]
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         await with_remote(b, a)
         a.router.keys.put(Keyring.of((keys[0], replace(keys[1], priority=7))))
         for number in (0, 1, 0):
@@ -464,8 +448,7 @@ async def test_clients_of_a_peer_share_prefixes_as_they_do_there() -> None:
 
 async def test_a_message_of_a_websocket_is_answered_by_a_peer() -> None:
     """What it has not stored is continued on the connection, whichever machine answers."""
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         await with_remote(b, a)
         async with a.http.ws_connect(f"{a.url}/v1/responses") as socket:
             previous = None
@@ -482,8 +465,7 @@ async def test_a_message_of_a_websocket_is_answered_by_a_peer() -> None:
 
 
 async def test_kept_responses_stay_where_they_can_be_fetched() -> None:
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         for rig in (a, b):
             await rig.publish(ready(MODEL, INSTANCE, created_s=1, max_rows=4))
         await asked(a)
@@ -533,9 +515,9 @@ async def test_kept_responses_stay_where_they_can_be_fetched() -> None:
 async def test_a_conversation_stays_where_its_prefix_is() -> None:
     """20 turns over three machines that are all idle: each but the first finds all of the turn
     before."""
-    async with federation(("a", "b", "c")) as rigs:
-        a = rigs["a"]
-        for rig in rigs.values():
+    async with federation("abc") as rigs:
+        a = rigs[0]
+        for rig in rigs:
             await rig.publish(ready(MODEL, INSTANCE, created_s=1, max_rows=2))
         await asked(a)
         # Two conversations by turns, each begun while this machine was busy otherwise.
@@ -557,8 +539,7 @@ async def test_a_conversation_stays_where_its_prefix_is() -> None:
 
 
 async def test_a_busy_machine_sends_new_conversations_to_an_idle_one() -> None:
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         for rig in (a, b):
             await rig.publish(ready(MODEL, INSTANCE, created_s=1, max_rows=1))
         await asked(a)
@@ -575,8 +556,7 @@ async def test_a_busy_machine_sends_new_conversations_to_an_idle_one() -> None:
 
 
 async def test_the_lists_of_models_are_one() -> None:
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         await b.publish(
             ready(MODEL, INSTANCE, created_s=1),
             ready(REMOTE, INSTANCE, created_s=1, aliases=("far",), kind=ModelKind.CHAT),
@@ -602,8 +582,7 @@ async def test_a_client_that_leaves_ends_its_request_there() -> None:
         await stream.accept()
         await stream.say("Hello")
 
-    async with federation(("a", "b"), {"b": waits}) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab", {"b": waits}) as (a, b):
         await with_remote(b, a)
         url, body = f"{a.url}/v1/chat/completions", {"model": REMOTE, "messages": MESSAGE}
         async with a.http.post(url, json=body | {"stream": True}) as response:
@@ -622,8 +601,7 @@ async def test_what_a_client_got_is_counted_though_it_leaves_in_the_middle() -> 
         await stream.accept()
         await stream.say("Hello")
 
-    async with federation(("a", "b"), {"b": talks}) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab", {"b": talks}) as (a, b):
         await with_remote(b, a)
         message = [{"role": "user", "content": "word " * 4000}]
         url, body = f"{a.url}/v1/chat/completions", {"model": REMOTE, "messages": message}
@@ -637,8 +615,7 @@ async def test_what_a_client_got_is_counted_though_it_leaves_in_the_middle() -> 
 
 
 async def test_a_peer_key_for_other_models_leaves_the_peer_where_it_is() -> None:
-    async with federation(("a", "b", "c")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("abc") as (a, b, _):
         await a.publish()
         few = ApiKey.of_secret(peer_key("b"), "few", scopes=(KeyScope.PEER,))
         b.router.keys.put(Keyring.of((replace(few, models=("other-*",)),)))
@@ -673,24 +650,22 @@ async def test_a_peer_that_is_removed_has_its_requests_answered_elsewhere() -> N
     async def accepts_and_waits(stream: FakeStream) -> None:
         await stream.accept()
 
-    async with federation(("a", "b", "c"), {"b": accepts_and_waits}) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("abc", {"b": accepts_and_waits}) as (a, b, c):
         await a.publish()
-        await rigs["c"].publish()
+        await c.publish()
         await asked(a)
         request = asyncio.create_task(a.chat_json())
         await until(lambda: b.worker.streams)
-        await rigs["c"].publish(ready(MODEL, INSTANCE, created_s=1))
+        await c.publish(ready(MODEL, INSTANCE, created_s=1))
         await asked(a)
         left = [link.peer for link in a.router.peers.links if link.name == "c"]
         a.router.peers.put(PeerList.of(tuple(left)))
         assert (await request)[0] == 200
-        assert len(rigs["c"].worker.streams) == 1
+        assert len(c.worker.streams) == 1
 
 
 async def test_without_peers_nothing_runs_and_the_last_one_gone_nothing_is_asked() -> None:
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         await with_remote(b, a)
         a.router.peers.put(PeerList.of(()))
         assert not a.router.peers.links
@@ -709,8 +684,7 @@ async def test_a_request_waits_for_what_a_peer_has_until_it_was_asked_once(
         await go.wait()
         return await really(link)
 
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         await with_remote(b, a)
         peers = PeerList.of(tuple(link.peer for link in a.router.peers.links))
         monkeypatch.setattr(PeerLink, "_asked", slow)
@@ -742,8 +716,7 @@ async def test_a_request_waits_for_a_peer_that_was_there_a_moment_ago(
         await go.wait()
         return await really(link)
 
-    async with federation(("a", "b"), answer_s=2.0) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab", answer_s=2.0) as (a, b):
         await with_remote(b, a)
         monkeypatch.setattr(PeerLink, "_asked", slow)
         (link,) = a.router.peers.links
@@ -767,8 +740,7 @@ async def test_nobody_waits_for_a_peer_whose_certificate_cannot_be_checked(
         raise OSError("no such file")
 
     monkeypatch.setattr(Authorities, "load", fails)
-    async with federation(("a",)) as rigs:
-        a = rigs["a"]
+    async with federation("a") as (a,):
         a.router.peers.put(PeerList.of((Peer("far", "https://far.example:8000"),)))
         (link,) = a.router.peers.links
         await until(link.asked.is_set)
@@ -857,8 +829,7 @@ class StrangePeer:
 @pytest.mark.parametrize("name", STATES)
 async def test_what_a_strange_peer_says_of_itself_is_refused_in_words(name: str) -> None:
     said, words = STATES[name]
-    async with federation(("a",), answer_s=0.9) as rigs, StrangePeer(said) as strange:
-        a = rigs["a"]
+    async with federation("a", answer_s=0.9) as (a,), StrangePeer(said) as strange:
         a.router.peers.put(PeerList.of((strange.peer,)))
         await until(lambda: words in (a.router.peers.links[0].problem or ""))
         assert not a.router.peers.links[0].answers
@@ -875,8 +846,7 @@ async def test_what_a_strange_peer_answers_ends_with_a_coded_error(
 ) -> None:
     monkeypatch.setattr(relay, "_MOST_ANSWER_BYTES", 1_000_000)
     monkeypatch.setattr(relay, "_MOST_EVENT_BYTES", 1_000_000)
-    async with federation(("a",)) as rigs, StrangePeer(GOOD, ANSWERS[name]) as strange:
-        a = rigs["a"]
+    async with federation("a") as (a,), StrangePeer(GOOD, ANSWERS[name]) as strange:
         a.router.peers.put(PeerList.of((strange.peer,)))
         for stream in (False, True):
             await until(lambda: a.router.peers.links[0].answers)
@@ -894,8 +864,7 @@ async def test_models_with_odd_names_are_left_out() -> None:
     names = ["../x", "a b", "<script>", "", "x" * 300, "\n", "good/one", 'q"uote']
     models = [{"model_id": name, "loaded": True} for name in names]
     said = http_answer(json.dumps(to_map(OWN) | {"models": models}).encode())
-    async with federation(("a",)) as rigs, StrangePeer(said) as strange:
-        a = rigs["a"]
+    async with federation("a") as (a,), StrangePeer(said) as strange:
         a.router.peers.put(PeerList.of((strange.peer,)))
         await until(lambda: a.router.peers.links[0].answers)
         _, shown = await a.admin("GET", "/admin/peers")

@@ -37,8 +37,7 @@ def of_user(*parts: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 async def test_the_content_goes_along_in_the_form_of_every_api() -> None:
-    async with federation(("a", "b"), media=LIMITS) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab", media=LIMITS) as (a, b):
         await with_remote(b, a)
         png = await upload(a, PNG, "a.png", "vision")
         wav, mp4 = await upload(a, WAV, "a.wav"), await upload(a, MP4, "a.mp4")
@@ -77,8 +76,7 @@ async def test_the_content_goes_along_in_the_form_of_every_api() -> None:
 
 
 async def test_a_file_that_can_not_go_along_is_refused_in_words() -> None:
-    async with federation(("a", "b"), media=LIMITS, body_limit_bytes=50_000) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab", media=LIMITS, body_limit_bytes=50_000) as (a, b):
         await with_remote(b, a)
         large = await upload(a, PNG * 40, "a.png")
         small = await upload(a, PNG, "a.png")

@@ -72,8 +72,7 @@ FORMS: Final[Mapping[str, str]] = {
 
 
 async def test_a_peer_transcribes_in_every_form() -> None:
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         await a.publish()
         await with_sounds(b, a)
         for path in ("transcriptions", "translations"):
@@ -101,8 +100,7 @@ async def test_a_peer_transcribes_in_every_form() -> None:
 
 
 async def test_a_file_whose_name_is_no_utf_8_is_passed_on() -> None:
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         await a.publish()
         await with_sounds(b, a)
         fields = ((b'"model"', HEARS.encode()), (b'"file"; filename="M\xfcller.wav"', WAV))
@@ -118,8 +116,7 @@ async def test_a_file_whose_name_is_no_utf_8_is_passed_on() -> None:
 
 
 async def test_a_peer_speaks_as_the_model_makes_it() -> None:
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         await a.publish()
         await with_sounds(b, a)
         for form, media_type in (("mp3", "audio/mpeg"), ("wav", "audio/wav")):
@@ -140,8 +137,7 @@ async def test_a_peer_speaks_as_the_model_makes_it() -> None:
 
 
 async def test_what_a_peer_refuses_is_refused_here_in_its_words() -> None:
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         await a.publish()
         refusal = (ErrorCode.INVALID_VALUE, "no such voice", "voice")
         await with_sounds(b, a, script=lambda task: [Refused(task.stream_id, *refusal)])
@@ -162,8 +158,7 @@ async def test_a_sound_that_ends_in_the_middle_is_not_taken_for_whole(reason: st
         yield Preparing(task.stream_id)
         yield Spoken(task.stream_id, SOUND, 1.5)
 
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         await a.publish()
         await with_sounds(b, a, script=begins)
         async with spoken(a) as response:
@@ -185,8 +180,7 @@ async def test_a_sound_that_ends_in_the_middle_is_not_taken_for_whole(reason: st
 
 
 async def test_a_client_that_leaves_ends_the_work_there() -> None:
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         await a.publish()
         await with_sounds(b, a, script=lambda task: [Preparing(task.stream_id)])
         for call in (heard(a), sound(a)):
@@ -205,8 +199,7 @@ async def sound(rig: Rig) -> tuple[int, str, bytes]:
 
 
 async def test_the_same_model_of_another_machine_transcribes_while_this_one_is_busy() -> None:
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         await with_sounds(b)
         a.worker.task_script = lambda task: [Preparing(task.stream_id)]
         hears = ready(HEARS, INSTANCE, created_s=1, kind=ModelKind.TRANSCRIPTION, max_rows=1)

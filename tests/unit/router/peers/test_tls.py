@@ -35,8 +35,7 @@ def problem(rig: Rig) -> str | None:
 
 
 async def test_a_peer_is_believed_with_its_certificate_and_no_other_one() -> None:
-    async with federation(("a", "b")) as rigs:
-        a, b = rigs["a"], rigs["b"]
+    async with federation("ab") as (a, b):
         await a.publish()
         shown = own_fingerprint(certificate(b))
         assert stat.S_IMODE(certificate(b).stat().st_mode) == 0o600

@@ -1,6 +1,7 @@
 """The errors of a model's worker and of the router, on each API that generates text: the same
 status and code, in the family's form, before an answer begins and in the middle of a stream."""
 
+import asyncio
 import json
 import re
 from typing import Any
@@ -15,7 +16,7 @@ from lmx.router.http.endpoint import Access
 from lmx.router.http.errors import http_status
 from lmx.router.server.routes import ROUTES
 from tests.support.clients.answer_check import check_shape
-from tests.support.fakes.fake_peers import plays, ready
+from tests.support.fakes.fake_peers import plays, ready, until
 from tests.support.rigs.router_rig import INSTANCE, MODEL, router_rig
 
 HI = {"role": "user", "content": "hi"}
@@ -121,6 +122,26 @@ async def test_failures_in_the_middle(path: str) -> None:
             assert wanted.value in last and "It broke." in last, last
             if path != "/v1/responses":  # Its stream ends with a response that has failed.
                 assert code_of(json.loads(last), family) == wanted.value
+            if family is ANTHROPIC:
+                assert json.loads(last)["request_id"] == response.headers["Request-Id"]
+                assert "message_stop" not in text
+
+
+async def test_pings_and_the_notice_of_a_hang_have_the_family_s_form_within_an_answer() -> None:
+    goes_on = asyncio.Event()
+    body = {"model": MODEL, "stream": True, **WAYS["/v1/messages"][0]}
+    async with (
+        router_rig(plays("hel", goes_on, "lo"), ping_interval_s=0.05) as rig,
+        rig.http.post(f"{rig.url}/v1/messages", json=body) as response,
+        asyncio.timeout(90),
+    ):
+        await response.content.readuntil(b'"hel"')
+        await response.content.readuntil(b"event: ping\n")
+        goes_on.set()
+        await response.content.readuntil(b'"lo"')
+        await until(lambda: rig.router.hang_notice.send() == 1)
+        raw = await response.content.readuntil(b"router_hung")
+    assert b"event: error\n" in raw
 
 
 @pytest.mark.parametrize("path", WAYS)

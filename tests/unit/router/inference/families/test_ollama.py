@@ -25,7 +25,7 @@ from lmx.router.schema.requests.ollama.embed import parse_ollama_embed, parse_ol
 from tests.support.clients.answer_check import check_shape
 from tests.support.clients.sdk_types import left_out
 from tests.support.fakes.admin_lines import reported_status, status_line
-from tests.support.fakes.fake_peers import FakeStream, cold, ends, fails, plays, ready
+from tests.support.fakes.fake_peers import FakeStream, cold, ends, plays, ready
 from tests.support.rigs.router_rig import INSTANCE, MODEL, TEXTS, Rig, router_rig
 
 HI = {"role": "user", "content": "hi"}
@@ -287,19 +287,6 @@ async def test_errors_are_ollama_s(rig: Rig) -> None:
     assert made["error"] == "It failed."
     line = OLLAMA.error_event(RequestError(ErrorCode.INVALID_VALUE, "no", param="x"), None)
     assert lines_of(line) == [{"error": "no", "code": "invalid_value", "param": "x"}]
-
-
-async def test_an_error_in_the_middle_is_a_line() -> None:
-    body = {"model": MODEL, "messages": [HI]}
-    async with (
-        router_rig(plays(Delta(0, "a", 1), fails(ErrorCode.ENGINE_ERROR, "It broke."))) as rig,
-        rig.http.post(f"{rig.url}/api/chat", json=body) as response,
-    ):
-        lines = lines_of(await response.read())
-    known(ollama.ChatResponse, lines[0])
-    assert lines[0]["message"]["content"] == "a"
-    # Its library raises for any line with this field, whatever else the line has.
-    assert lines[-1] == {"error": "It broke.", "code": "engine_error"}
 
 
 async def test_the_lists(rig: Rig) -> None:

@@ -194,40 +194,6 @@ def test_each_error_has_openai_s_form(code: ErrorCode) -> None:
     assert shown == {"code": kind, "message": "why", "type": code.value}
 
 
-async def test_refusals_and_failures_are_those_of_chat() -> None:
-    """What a worker says of a request comes to the client with the same status and body as in
-    chat, before a stream and whole; within one, the last event has the same code."""
-    codes = [
-        ErrorCode.CONTEXT_LENGTH_EXCEEDED, ErrorCode.CHAT_TEMPLATE_FAILED,
-        ErrorCode.INVALID_VALUE, ErrorCode.QUEUE_FULL, ErrorCode.ENGINE_ERROR,
-        ErrorCode.WORKER_OUT_OF_MEMORY, ErrorCode.SCHEMA_NOT_MET,
-        ErrorCode.STRUCTURE_NOT_ENFORCEABLE, ErrorCode.DEADLINE_EXCEEDED,
-    ]  # fmt: skip
-    now: list[tuple[ErrorCode, bool]] = []
-
-    async def script(stream: FakeStream) -> None:
-        code, late = now[-1]
-        if not late:
-            await stream.refuse(code, "why")
-            return
-        await stream.accept()
-        await stream.say("Hel")
-        await stream.fail(code, "why")
-
-    async with router_rig(script) as rig:
-        for code in codes:
-            if code in codes[:4]:  # the others may pass with time, and are waited for
-                now.append((code, False))
-                assert await post(rig) == await rig.chat_json()
-                assert await post(rig, stream=True) == await rig.chat_json(stream=True)
-            now.append((code, True))
-            assert await post(rig) == await rig.chat_json()
-            last = (await events(rig))[-1]
-            assert (last["type"], last["response"]["error"]["type"]) == (
-                "response.failed", code.value,
-            )  # fmt: skip
-
-
 async def test_a_conversation_that_is_kept(rig: Rig) -> None:
     _, first = await post(rig, instructions="Be kind.")
     status, second = await post(rig, input=[{"role": "user", "content": "more"}],
@@ -379,8 +345,7 @@ async def test_a_response_belongs_to_its_key() -> None:
 async def test_a_response_outlives_its_router(rig: Rig) -> None:
     _, made = await post(rig)
     assert (await ask(rig, "GET", made["id"]))[0] == 200
-    connection = file.open_records(Path(rig.spec.jobs_path))
-    try:
+    with closing(file.open_records(Path(rig.spec.jobs_path))) as connection:
         stored = records.response(connection, made["id"], None)
         assert stored is not None and json.loads(stored.job.result or b"") == made
         (turn,) = records.turns(connection, made["id"], None, 9, 1_000)
@@ -390,8 +355,6 @@ async def test_a_response_outlives_its_router(rig: Rig) -> None:
         # What another release lets go takes its input along.
         connection.execute("DELETE FROM jobs")
         assert connection.execute("SELECT count(*) FROM responses").fetchone() == (0,)
-    finally:
-        connection.close()
 
 
 async def status_when(rig: Rig, response_id: str, wanted: str) -> Any:
