@@ -18,11 +18,7 @@ from tests.support.fakes.call_writers import (
     FORMS,
     WRITERS,
     Calls,
-    cohere,
     dumps,
-    json_tools,
-    mistral,
-    qwen3_coder,
 )
 from tests.support.rigs.budgets import examples
 from tests.support.rigs.parsed_output import parse, tool
@@ -242,13 +238,6 @@ def test_what_parameters_refer_to_is_read_once(
     assert len(read) == most
 
 
-def test_a_parameter_that_is_not_of_its_type_stays_text() -> None:
-    parsed = parse(
-        qwen3_coder([("save", {"size": "many", "path": "x"})]), "qwen3_coder", tools=TOOLS
-    )
-    assert parsed.objects == [("save", {"size": "many", "path": "x"})]
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -298,17 +287,6 @@ def test_strings_stream_out_of_tags() -> None:
     assert [part.text for part in one.add("c\n")] == ["c"]
     assert [part.text for part in one.add("\nd</param")] == ["\\n\\nd"]
     assert [part.text for part in one.add("eter></function>")] == ['"}']
-
-
-def test_marks_of_a_family_inside_strings() -> None:
-    text = "</tool_call><tool_call>[TOOL_CALLS]<|END_ACTION|><think></think>"
-    for name, write in (("json_tools", json_tools), ("mistral", mistral), ("cohere2_moe", cohere)):
-        assert parse(write([("save", {"text": text})]), name, tools=TOOLS).objects == [
-            ("save", {"text": text})
-        ]
-    assert parse(qwen3_coder([("save", {"text": text})]), "qwen3_coder", tools=TOOLS).objects == [
-        ("save", {"text": text})
-    ]
 
 
 def test_a_gemma_call_streams() -> None:
@@ -430,13 +408,6 @@ def test_python_that_is_no_call_is_content(text: str) -> None:
     for cuts in (None, list[int]()):
         parsed = parse(text, None, tools=TOOLS, cuts=cuts)
         assert (parsed.calls, parsed.content) == ([], text)
-
-
-def test_python_calls_may_have_the_words_of_json() -> None:
-    text = "[save(options={'a': [true, False, null, None, (1, 2)]}), now()]"
-    parsed = parse(text, None, tools=TOOLS)
-    expected = {"options": {"a": [True, False, None, None, [1, 2]]}}
-    assert parsed.objects == [("save", expected), NOW]
 
 
 def test_a_text_of_deepseek_stays_as_it_is() -> None:
