@@ -27,16 +27,11 @@ from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.prefix import cache
 from lmx.worker.mlx.prefix.store import PrefixStore
 from tests.support.models.tiny_models import CONTEXT_TOKENS, VOCABULARY, make_tiny_model
-from tests.support.rigs.engine_rig import GREEDY, HOT, WARM_TOP_P, EngineRunner, Plain, spec_of
+from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, Plain, spec_of
 
 pytestmark = pytest.mark.engine
 
 QUESTION = "What is the capital of France?"
-
-
-@pytest.fixture(scope="module")
-def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
 
 
 @pytest.fixture(scope="module")
@@ -90,38 +85,6 @@ def test_load_shows_its_progress_and_the_facts(real: EngineRunner) -> None:
     assert real.facts.eos_token_ids
     assert real.facts.reasoning is None
     assert real.resident.memory_bytes() > 500_000_000
-
-
-def test_the_real_model_knows_its_capital(real: EngineRunner) -> None:
-    tokens = real.alone(QUESTION, GREEDY, 8)
-    assert tokens[-1] in real.facts.eos_token_ids
-    assert real.text(tokens) == "The capital of France is Paris."
-
-
-def test_real_rows_that_join_midway_change_nothing_for_others(real: EngineRunner) -> None:
-    """Greedy, hot and top_p rows, each as it is alone: token for token."""
-    asked = [(QUESTION, GREEDY), ("A story, please.", HOT), ("Hi", WARM_TOP_P)]
-    expected = [real.alone(text, sampling, 3) for text, sampling in asked]
-    rows = []
-    for text, sampling in asked:
-        rows.append(real.admit(text, sampling, 3))
-        real.step()
-        real.step()
-    real.finish()
-    assert [real.tokens[row] for row in rows] == expected
-
-
-def test_a_row_that_leaves_midway_changes_nothing_for_others(tiny: EngineRunner) -> None:
-    """It leaves one row behind, whose cache becomes a single row's again; and another joins."""
-    expected = tiny.alone("Count to ten, please.", GREEDY, 24)
-    leaving = tiny.admit(QUESTION, HOT, 100)
-    staying = tiny.admit("Count to ten, please.", GREEDY, 24)
-    tiny.until(lambda: len(tiny.tokens[staying]) >= 4)
-    tiny.remove(leaving)
-    tiny.until(lambda: len(tiny.tokens[staying]) >= 8)
-    tiny.admit("Once more", HOT, 4)
-    tiny.finish()
-    assert tiny.tokens[staying] == expected
 
 
 def test_rows_advance_together(tiny: EngineRunner) -> None:
@@ -239,18 +202,6 @@ def test_after_the_last_chunk_every_row_has_its_token_in_one_step(tiny: EngineRu
     assert made == [0, 2, 2, 2]
     tiny.remove(row)
     tiny.finish()
-
-
-def test_a_short_prompt_passes_a_long_one_that_came_first(tiny: EngineRunner) -> None:
-    beside = tiny.admit("a", GREEDY, 400)
-    tiny.until(lambda: tiny.tokens[beside])
-    long = tiny.admit("x" * 300, GREEDY, 2)
-    tiny.step()
-    short = tiny.admit("y", GREEDY, 2)
-    tiny.finish_row(short)
-    assert long not in tiny.started
-    tiny.finish_row(long)
-    tiny.remove(beside)
 
 
 def test_a_short_prompt_passes_no_more_important_one(tiny: EngineRunner) -> None:

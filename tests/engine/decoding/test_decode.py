@@ -14,7 +14,7 @@ import pytest
 from lmx.worker.engine.values import SequenceSampling
 from lmx.worker.mlx.sampling import penalties
 from lmx.worker.mlx.sampling.sampler import BatchSampler
-from tests.support.models.tiny_models import VOCABULARY, make_tiny_model
+from tests.support.models.tiny_models import VOCABULARY
 from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
 pytestmark = pytest.mark.engine
@@ -34,11 +34,6 @@ class Anything:
 
     def fork(self) -> Anything:
         return self
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny") / "llama", "llama")
 
 
 @pytest.fixture
@@ -62,9 +57,9 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("rows", [[PENALISED], [PENALISED, SequenceSampling(0.0), BIASED]])
 def test_no_token_is_read_before_the_next_draw_is_queued(
-    folder: Path, events: list[str], rows: Sequence[SequenceSampling]
+    tiny_dir: Path, events: list[str], rows: Sequence[SequenceSampling]
 ) -> None:
-    runner = EngineRunner(spec_of(folder, max_decode_stall_s=10))
+    runner = EngineRunner(spec_of(tiny_dir, max_decode_stall_s=10))
     sequence_ids = [runner.admit([5, 6, 7 + row], way, 40) for row, way in enumerate(rows)]
     # The first token of a row that joined others is read at once.
     while not all(len(runner.tokens[sequence_id]) > 1 for sequence_id in sequence_ids):
@@ -76,8 +71,8 @@ def test_no_token_is_read_before_the_next_draw_is_queued(
     runner.clear()
 
 
-def test_only_a_grammar_needs_the_tokens_first(folder: Path, events: list[str]) -> None:
-    runner = EngineRunner(spec_of(folder, max_decode_stall_s=10))
+def test_only_a_grammar_needs_the_tokens_first(tiny_dir: Path, events: list[str]) -> None:
+    runner = EngineRunner(spec_of(tiny_dir, max_decode_stall_s=10))
     sequence_ids = [
         runner.admit([5, 6, 7], PENALISED, 40),
         runner.admit([5, 6, 8], SequenceSampling(0.0), 40, constraint=Anything()),
@@ -93,12 +88,12 @@ def test_only_a_grammar_needs_the_tokens_first(folder: Path, events: list[str]) 
 
 
 def test_penalised_rows_in_company_that_changes_make_what_they_make_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt, length = [9, 8, 7, 6], 90
-    alone = EngineRunner(spec_of(folder)).alone(prompt, PENALISED, length)
+    alone = EngineRunner(spec_of(tiny_dir)).alone(prompt, PENALISED, length)
     monkeypatch.setattr(penalties, "_MOST_TAKEN", 8)
-    runner = EngineRunner(spec_of(folder, max_decode_stall_s=10))
+    runner = EngineRunner(spec_of(tiny_dir, max_decode_stall_s=10))
     row = runner.admit(prompt, PENALISED, length)
     others: list[int] = []
     while row in runner.live:

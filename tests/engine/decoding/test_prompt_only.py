@@ -7,18 +7,12 @@ import pytest
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
 from lmx.worker.engine.values import PrefillFinished, SequenceRequest
-from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.device import near
 from tests.support.rigs.engine_rig import GREEDY, EngineRunner, Plain, spec_of
 
 pytestmark = pytest.mark.engine
 
 PROMPTS = [[7, 9, 11] * 9, [5], [3, 4] * 40]
-
-
-@pytest.fixture(scope="module")
-def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
 
 
 def read(runner: EngineRunner, prompts: list[list[int]], first_id: int) -> list[PrefillFinished]:

@@ -20,15 +20,9 @@ from lmx.worker.service.failures import LoadFailure, load_failure
 from tests.support.models.media_models import make_media_model
 from tests.support.models.text_models import make_text_model
 from tests.support.models.tiny_encoders import make_bert
-from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.engine_rig import spec_of
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("good"), "llama")
 
 
 def failure_of(folder: Path, kind: ModelKind) -> LoadFailure:
@@ -87,10 +81,10 @@ def configured(**entries: object) -> Callable[[Path], None]:
     ],
 )
 def test_a_bad_folder_is_not_tried_again(
-    tmp_path: Path, good: Path, harm: Callable[[Path], None]
+    tmp_path: Path, tiny_dir: Path, harm: Callable[[Path], None]
 ) -> None:
     folder = tmp_path / "model"
-    shutil.copytree(good, folder)
+    shutil.copytree(tiny_dir, folder)
     harm(folder)
     failure = failure_of(folder, ModelKind.CHAT)
     assert (failure.code, failure.permanent) == (ErrorCode.MODEL_SOURCE_INVALID, True)
@@ -115,9 +109,9 @@ def test_a_processor_that_is_refused_is_not_to_be_fetched_again(tmp_path: Path) 
     )
 
 
-def test_a_model_of_another_kind_is_reported_in_words(tmp_path: Path, good: Path) -> None:
+def test_a_model_of_another_kind_is_reported_in_words(tmp_path: Path, tiny_dir: Path) -> None:
     encoder = make_bert(tmp_path / "bert")
-    for folder, kind in ((encoder, ModelKind.CHAT), (good, ModelKind.EMBEDDING)):
+    for folder, kind in ((encoder, ModelKind.CHAT), (tiny_dir, ModelKind.EMBEDDING)):
         failure = failure_of(folder, kind)
         assert failure.permanent
         assert f"can't be served as {kind.value}" in failure.message

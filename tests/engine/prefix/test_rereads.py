@@ -11,17 +11,11 @@ from lmx.worker.engine.values import PrefillFinished
 from lmx.worker.mlx.batching import batch_engine
 from lmx.worker.mlx.prefix.reread import RecentPrompts
 from lmx.worker.scheduling.batch import describe_reread
-from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.engine_rig import GREEDY, EngineRunner, spec_of
 
 pytestmark = pytest.mark.engine
 
 RULES = " ".join(f"rule {n}: {random.Random(n).random()}" for n in range(60))
-
-
-@pytest.fixture(scope="module")
-def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
 
 
 def turn(runner: EngineRunner, tokens: list[int], made: int = 4) -> PrefillFinished:
