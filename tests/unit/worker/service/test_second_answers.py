@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import time
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,13 +36,10 @@ def test_the_time_of_the_first_answer_is_no_waiting(monkeypatch: pytest.MonkeyPa
     timings = Timings(queue_s=100.0, prefill_s=100.0, decode_s=400.0, drafted_tokens=7)
     end = SimpleNamespace(timings=timings, compute_s=3.0)
     before_s = time.monotonic()
-    loop = asyncio.new_event_loop()
-    try:
+    with closing(asyncio.new_event_loop()) as loop:
         future: asyncio.Future[str | None] = loop.create_future()
         future.set_result("it does not satisfy the schema")
         generations._reviewed(opened, SimpleNamespace(may_retry=True), end, future)
-    finally:
-        loop.close()
     assert len(arrivals) == 1 and arrivals[0] >= before_s
     # What it took counts all the same.
     assert (lost_s, generations._counts.drafted_tokens) == ([3.0], 7)
