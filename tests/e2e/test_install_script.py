@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.test_install import tools, wheel  # noqa: F401  fixtures
 from tests.support.rigs.user_home import UserHome
 
-pytestmark = [pytest.mark.soak, pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(ROOT / "deploy" / "install.sh")

@@ -8,13 +8,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from tests.support.rigs.rig import Rig, wait_until
 
-# The first test also fetches, converts and loads the models.
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.engine,
-    pytest.mark.process,
-    pytest.mark.timeout(900),
-]
+pytestmark = pytest.mark.engine
 
 FRANCE: list[ChatCompletionMessageParam] = [
     {"role": "user", "content": "What is the capital of France?"}

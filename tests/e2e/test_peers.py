@@ -12,7 +12,7 @@ from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.federated_homes import MODEL, federated_homes, know_all
 from tests.support.rigs.rig import http
 
-pytestmark = [pytest.mark.soak, pytest.mark.process]
+pytestmark = pytest.mark.soak
 
 TURNS = 20
 TALKS = 3

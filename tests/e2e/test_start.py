@@ -3,12 +3,9 @@
 import re
 from pathlib import Path
 
-import pytest
-
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.rig import PATIENT, http, rig, whole
 
-pytestmark = pytest.mark.e2e
 NOBODY = {"torch", "opentelemetry", "gguf", "scipy", "pandas", "av", "cv2", "requests.api"}
 MODELS = {"mlx", "mlx_vlm", "numpy", "transformers", "tokenizers", "huggingface_hub", "llguidance"}
 UNUSED = {

@@ -19,13 +19,7 @@ from anthropic import Anthropic
 from tests.support.models.tiny_encoders import PlainBert, make_bert
 from tests.support.rigs.rig import Rig, serving_too, wait_until
 
-# The first test also fetches, converts and loads the models.
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.engine,
-    pytest.mark.process,
-    pytest.mark.timeout(900),
-]
+pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module", autouse=True)

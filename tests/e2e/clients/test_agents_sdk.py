@@ -8,13 +8,7 @@ from openai import OpenAI
 
 from tests.support.clients.client_packages import python_packages, run_python
 
-# The first test also fetches the packages: about 15 seconds.
-pytestmark = [
-    pytest.mark.clients,
-    pytest.mark.e2e,
-    pytest.mark.process,
-    pytest.mark.timeout(900),
-]
+pytestmark = pytest.mark.clients
 
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>'
 CUSTOM = '<tool_call>{"name": "sh", "arguments": {"input": "ls -l"}}</tool_call>'

@@ -11,8 +11,6 @@ from anthropic.types import MessageParam, ToolParam
 from openai import OpenAI
 from pydantic import BaseModel
 
-pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
-
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>'
 TOOL: ToolParam = {

@@ -10,13 +10,7 @@ from openai import OpenAI
 
 from tests.support.clients.client_packages import run_python
 
-# The first test also fetches the packages: about 25 seconds.
-pytestmark = [
-    pytest.mark.clients,
-    pytest.mark.e2e,
-    pytest.mark.process,
-    pytest.mark.timeout(900),
-]
+pytestmark = pytest.mark.clients
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 CALL = '<tool_call>{"name": "Weather", "arguments": {"city": "Oslo"}}</tool_call>'

@@ -18,7 +18,7 @@ from tests.support.models.tiny_models import make_tiny_model, make_tokenizer
 from tests.support.rigs.engine_rig import Plain
 from tests.support.rigs.rig import PATIENT, Rig, rig
 
-pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.process, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.engine
 
 END = 256
 """The end token, which the harness puts before a text whose every token is scored."""

@@ -3,14 +3,10 @@
 import json
 from pathlib import Path
 
-import pytest
 from openai import OpenAI
 
 from tests.support.clients.client_packages import run_node
 from tests.support.rigs.rig import Rig, scripted, serving_too
-
-# The first test also fetches the packages: about 30 seconds.
-pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 RAIN = "It rains in Oslo."

@@ -12,8 +12,6 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from tests.support.rigs.rig import Rig, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
-
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 
 

@@ -9,8 +9,6 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel
 
-pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
-
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 

@@ -12,8 +12,6 @@ from pydantic import ValidationError
 
 from tests.support.clients.sdk_types import checked
 
-pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
-
 CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 CHATS: dict[str, dict[str, Any]] = {

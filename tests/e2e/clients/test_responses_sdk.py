@@ -19,8 +19,6 @@ from pydantic import BaseModel, TypeAdapter
 
 from tests.support.clients.sdk_types import extras_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
-
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>'
 PATCH = '<tool_call>{"name": "sh", "arguments": {"input": "ls \\"a\\"\\n"}}</tool_call>'

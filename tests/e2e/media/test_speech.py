@@ -16,13 +16,7 @@ from tests.support.models.speech_samples import word_errors
 from tests.support.models.whisper_models import CLIP_TEXT, obtain_clip, obtain_whisper_tiny_en
 from tests.support.rigs.rig import Rig, Stream, ask, http, serving_too, wait_until
 
-# The first test also fetches, converts and loads the models.
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.engine,
-    pytest.mark.process,
-    pytest.mark.timeout(900),
-]
+pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,8 @@ import asyncio
 import time
 from typing import Any
 
-import pytest
-
 from tests.support.clients.chromium import Page, chromium, require_chromium
 from tests.support.rigs.rig import Rig
-
-pytestmark = [pytest.mark.e2e, pytest.mark.process, pytest.mark.timeout(900)]
 
 
 async def until(page: Page, script: str, what: str, deadline_s: float = 90.0) -> Any:

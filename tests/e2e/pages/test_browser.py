@@ -12,8 +12,6 @@ from aiohttp import web
 from tests.support.clients.chromium import Page, chromium, require_chromium
 from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, chat_body, router_rig
 
-pytestmark = [pytest.mark.e2e, pytest.mark.process]
-
 KEY = "an-inference-key-of-the-tests"
 
 ASK = """

@@ -30,12 +30,7 @@ from tests.support.fakes.media_files import sine, wav_file
 from tests.support.faults.hostile_media import picture
 from tests.support.rigs.rig import Rig
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.process,
-    pytest.mark.timeout(900),
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 LONG = {"tokens": 1500, "step_s": 0.05, "text": "Word after word after word.\n\n"}

@@ -31,12 +31,7 @@ from tests.support.models.model_folders import write_model
 from tests.support.rigs.rig import Rig, ask, http, rig, scripted
 from tests.support.rigs.rig import Stream as Answer
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.process,
-    pytest.mark.timeout(900),
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HOSTILE = "<img src=x onerror=window.broken=1>"
 WEIGHTS = "model.safetensors"

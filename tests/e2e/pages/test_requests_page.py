@@ -30,12 +30,7 @@ from tests.support.clients.console_page import (
 )
 from tests.support.rigs.rig import Rig, wait_until
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.process,
-    pytest.mark.timeout(900),
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 BAD = '<img src=x onerror="window.hurt = 1">'
 MANY = 5000

@@ -20,12 +20,7 @@ from tests.support.clients.console_page import (
 )
 from tests.support.rigs.rig import Rig
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.process,
-    pytest.mark.timeout(900),
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SHOWN = """(() => {
   const all = (selector) => [...document.querySelectorAll(selector)];

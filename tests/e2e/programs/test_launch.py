@@ -15,7 +15,7 @@ from tests.support.clients.client_packages import python_packages
 from tests.support.programs.agent_plan import call, plan, say
 from tests.support.programs.workplace import Workplace
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.clients
 
 Launch = Callable[..., str]
 """Runs `lmx launch` with arguments; returns what is printed."""

@@ -13,7 +13,7 @@ from tests.support.programs.workplace import Workplace
 from tests.support.references.document_blocks import block
 from tests.support.rigs.rig import wait_until
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.clients
 
 PLANS = {
     "loop": plan(

@@ -9,7 +9,7 @@ from tests.support.programs.agent_plan import call, plan, say
 from tests.support.programs.workplace import Workplace
 from tests.support.references.document_blocks import block
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.clients
 
 TOOLS = """
 def write(path: str, text: str) -> str:

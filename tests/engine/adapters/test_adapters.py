@@ -28,8 +28,6 @@ from tests.support.models.tiny_adapters import (
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, Plain, spec_of
 
-pytestmark = pytest.mark.engine
-
 PROMPT = [7 * n % 251 + 1 for n in range(40)]
 TOLERANCE = 0.01
 """A share of the logits' spread: beside rounding, a quantized layer's own kernel."""

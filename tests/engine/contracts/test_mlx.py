@@ -11,7 +11,6 @@ import pytest
 from lmx.worker.mlx.media.slices import Slicer
 from tests.support.references.private_parts import CPU, PARTS, SLICES, said
 
-pytestmark = pytest.mark.engine
 LIBRARY = "mlx"
 
 

@@ -3,7 +3,6 @@
 import inspect
 
 import mlx.core as mx
-import pytest
 from mlx_vlm.generate.ar import _extend_cache
 from mlx_vlm.models.cache import BatchKVCache, KVCache
 from mlx_vlm.models.cohere_compass import language as cohere_compass
@@ -14,7 +13,6 @@ from mlx_vlm.models.paddleocr_vl import paddleocr_vl
 
 from tests.support.references.private_parts import FIELDS, said
 
-pytestmark = pytest.mark.engine
 LIBRARY = "mlx-vlm"
 
 

@@ -4,7 +4,6 @@ import pytest
 
 from tests.support.references.private_parts import PARTS, Part, find
 
-pytestmark = pytest.mark.engine
 LIBRARIES = ("mlx", "mlx-audio", "mlx-lm", "mlx-vlm")
 
 

@@ -14,7 +14,6 @@ from transformers import dynamic_module_utils
 
 from tests.support.references.private_parts import PARTS, find, said
 
-pytestmark = pytest.mark.engine
 LIBRARY = "transformers"
 
 

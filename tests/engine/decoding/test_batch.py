@@ -29,8 +29,6 @@ from lmx.worker.mlx.prefix.store import PrefixStore
 from tests.support.models.tiny_models import CONTEXT_TOKENS, VOCABULARY, make_tiny_model
 from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, Plain, spec_of
 
-pytestmark = pytest.mark.engine
-
 QUESTION = "What is the capital of France?"
 
 

@@ -23,8 +23,6 @@ from tests.support.models.tiny_models import make_tiny_model
 from tests.support.references.sampling_reference import edited
 from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
-pytestmark = pytest.mark.engine
-
 Logprobs = Callable[[tuple[int, ...]], npt.NDArray[np.float64]]
 """The logprobs after an answer so far."""
 Allowed = Callable[[tuple[int, ...]], set[int] | None]

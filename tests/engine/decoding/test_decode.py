@@ -17,8 +17,6 @@ from lmx.worker.mlx.sampling.sampler import BatchSampler
 from tests.support.models.tiny_models import VOCABULARY
 from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
-pytestmark = pytest.mark.engine
-
 BIASED = SequenceSampling(0.0, logit_bias=((3, 1.0),), min_tokens=5, end_ids=frozenset({4}))
 PENALISED = SequenceSampling(1.0, top_p=0.9, seed=4, repetition_penalty=1.2, frequency_penalty=0.3)
 

@@ -34,8 +34,6 @@ from tests.support.models.cut_models import cut_folder
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
 
-pytestmark = pytest.mark.engine
-
 PROMPT = [40, 41, 42, 43]
 PENALTIES = SequenceSampling(
     0.8, seed=7, repetition_penalty=1.2, frequency_penalty=0.4, presence_penalty=0.2

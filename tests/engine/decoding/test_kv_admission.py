@@ -12,8 +12,6 @@ from lmx.worker.scheduling.kv_admission import KvAdmission
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
-pytestmark = pytest.mark.engine
-
 PROMPTS = (40, 700, 300)
 MAX_TOKENS = 400
 # Of the tiny model: keys and values, of 2 heads of 16 float32 each.

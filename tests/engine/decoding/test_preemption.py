@@ -16,8 +16,6 @@ from tests.support.models.vlm_models import make_vlm_model
 from tests.support.rigs.conformance import without_processors
 from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
 
-pytestmark = pytest.mark.engine
-
 PROMPT = [token % 90 + 1 for token in range(100)]
 OTHER = list(range(1, 40))
 SAMPLINGS = [

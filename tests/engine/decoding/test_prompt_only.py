@@ -3,14 +3,11 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from lmx.protocol.messages.specs import PrefixCacheSpec
 from lmx.worker.engine.values import PrefillFinished, SequenceRequest
 from tests.support.rigs.device import near
 from tests.support.rigs.engine_rig import GREEDY, EngineRunner, Plain, spec_of
-
-pytestmark = pytest.mark.engine
 
 PROMPTS = [[7, 9, 11] * 9, [5], [3, 4] * 40]
 

@@ -22,8 +22,6 @@ from lmx.worker.mlx.prefix.state import CacheLayout
 from tests.support.models.tiny_models import VOCABULARY, make_tiny_model
 from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
 
-pytestmark = pytest.mark.engine
-
 KINDS = ("llama-64", "gemma3-64", "qwen3_next-64")
 # Some are read in one chunk with other rows' tokens between them, some slide out of a window, and
 # one has nothing to be read before it decodes.

@@ -39,8 +39,6 @@ from lmx.worker.mlx.sampling.sampler import BatchSampler
 from tests.support.models.tiny_models import CONTEXT_TOKENS, make_tiny_model, make_tokenizer
 from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
-pytestmark = pytest.mark.engine
-
 GREEDY = SequenceSampling(0.0)
 KINDS = ["llama", "qwen3", "gemma3"]
 RECURRENT = ["qwen3_5", "qwen3_next", "lfm2"]

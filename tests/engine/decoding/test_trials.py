@@ -22,8 +22,6 @@ from lmx.worker.mlx.model.passes import report_passes_to
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.engine_rig import spec_of
 
-pytestmark = pytest.mark.engine
-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, real_trials: None) -> Path:

@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 
 from lmx.worker.mlx.device import cpu
 
-pytestmark = pytest.mark.engine
-
 # A compiler for ARM joins a product and a sum, which are rounded once then.
 EXACT = platform.machine() == "x86_64"
 

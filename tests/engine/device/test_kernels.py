@@ -10,10 +10,7 @@ import pytest
 
 from lmx.worker.mlx.device.kernels import Kernels
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(sys.platform != "linux", reason="mlx compiles no kernels elsewhere"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mlx compiles no kernels elsewhere")
 
 LOAD = """
 from lmx.worker.mlx.device.kernels import shared_kernels

@@ -21,8 +21,6 @@ from tests.support.rigs.budgets import examples
 from tests.support.rigs.device import near
 from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
-pytestmark = pytest.mark.engine
-
 PROMPT = [40, 41, 42, 43, 90, 91, 7, 8, 9, 10] * 3
 
 

@@ -15,8 +15,6 @@ from tests.support.models.media_models import (
     random_media,
 )
 
-pytestmark = pytest.mark.engine
-
 LEAST_OFF = 0.02
 """Other media change the last logits by this much of their spread at least. Noises that sound alike
 change them by about a tenth, and what is not heard changes nothing."""

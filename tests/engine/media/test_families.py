@@ -12,8 +12,6 @@ from tests.support.models.media_families import FAMILIES
 from tests.support.models.media_models import make_media_model, tiny_towers
 from tests.support.rigs.media_check import MAKERS, check_media, check_together
 
-pytestmark = pytest.mark.engine
-
 QUICK = {
     *(("gemma3", "image"), ("gemma3n", "audio"), ("gemma4", "image"), ("gemma4", "video")),
     *(("idefics3", "image"), ("internvl", "image"), ("lfm2_vl", "image"), ("mistral3", "image")),

@@ -13,8 +13,6 @@ from lmx.worker.mlx.model.passes import report_passes_to
 from tests.support.models.media_models import make_media_model
 from tests.support.rigs.engine_rig import spec_of
 
-pytestmark = pytest.mark.engine
-
 
 @pytest.mark.parametrize(
     ("family", "works"),

@@ -23,8 +23,6 @@ from tests.support.rigs.engine_rig import spec_of
 from tests.support.rigs.media_check import picture
 from tests.support.rigs.seeing_rig import Seeing
 
-pytestmark = pytest.mark.engine
-
 WHAT = "What is in the image?"
 
 

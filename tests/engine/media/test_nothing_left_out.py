@@ -12,8 +12,6 @@ from tests.support.models.media_families import FAMILIES
 from tests.support.models.media_models import make_media_model
 from tests.support.rigs.media_check import MediaModel
 
-pytestmark = pytest.mark.engine
-
 QUICK = {("idefics3", "image"), ("internvl_chat", "image"), ("kimi_vl", "image"),
          ("gemma4", "video"), ("qwen3_vl", "video")}  # fmt: skip
 CELLS = 4

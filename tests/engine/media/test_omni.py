@@ -23,8 +23,6 @@ from tests.support.rigs.media_check import (
     video,
 )
 
-pytestmark = pytest.mark.engine
-
 IMAGE, SEEN, HEARD = 1, 2, 3
 VISION_START, VISION_END, AUDIO_START, AUDIO_END = 4, 5, 6, 7
 TEXT = 9

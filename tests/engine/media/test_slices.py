@@ -19,8 +19,6 @@ from tests.support.rigs.engine_rig import spec_of
 from tests.support.rigs.media_check import MediaModel, picture
 from tests.support.rigs.seeing_rig import Seeing
 
-pytestmark = pytest.mark.engine
-
 WHOLE_S = 1e9
 LARGE = picture(1, 448, 448)
 """1024 patches for Qwen2.5-VL, all of which some blocks attend to at once."""

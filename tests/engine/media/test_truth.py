@@ -17,8 +17,6 @@ from lmx.worker.mlx.model.library import open_checkpoint
 from tests.support.models.media_families import FAMILIES
 from tests.support.models.media_models import make_media_model, tiny_towers
 
-pytestmark = pytest.mark.engine
-
 HEARING = {"gemma3n", "gemma4", "qwen3_omni_moe"}
 
 

@@ -12,7 +12,6 @@ from tests.support.models.tiny_models import make_tiny_model
 ROOT = Path(__file__).resolve().parents[3]
 
 pytestmark = [
-    pytest.mark.engine,
     pytest.mark.timeout(600),
     pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc"),
 ]

@@ -16,8 +16,6 @@ from lmx.worker.templates.chat_template import ChatTemplate
 from lmx.worker.templates.renderer import Renderer, TemplateRefusedError
 from tests.support.models.tiny_models import CHAT_TEMPLATE, make_tokenizer
 
-pytestmark = pytest.mark.engine
-
 AMPLE_BYTES = 1 << 20
 
 

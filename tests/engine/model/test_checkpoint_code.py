@@ -15,8 +15,6 @@ from lmx.worker.mlx.model.library import open_checkpoint
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.engine_rig import spec_of
 
-pytestmark = pytest.mark.engine
-
 TOKENIZER = """
 from pathlib import Path
 from transformers import PreTrainedTokenizerFast

@@ -36,8 +36,6 @@ from tests.support.rigs.conformance import (
 )
 from tests.support.rigs.engine_rig import functions_of_mlx
 
-pytestmark = pytest.mark.engine
-
 MOST_OFF = 1e-3
 LEAST_COUNTED, MOST_COUNTED = 0.98, 1.1
 """How many times as much as they take may be counted for the caches."""

@@ -26,8 +26,6 @@ from tests.support.models.text_models import make_text_model
 from tests.support.models.tiny_models import QUANTIZABLE_CONFIGS, make_tiny_model
 from tests.support.rigs.engine_rig import spec_of
 
-pytestmark = pytest.mark.engine
-
 PROMPT = [token % 90 + 1 for token in range(80)]
 
 

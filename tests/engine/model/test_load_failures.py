@@ -22,8 +22,6 @@ from tests.support.models.text_models import make_text_model
 from tests.support.models.tiny_encoders import make_bert
 from tests.support.rigs.engine_rig import spec_of
 
-pytestmark = pytest.mark.engine
-
 
 def failure_of(folder: Path, kind: ModelKind) -> LoadFailure:
     spec = dataclasses.replace(spec_of(folder), kind=kind)

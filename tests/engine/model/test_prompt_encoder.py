@@ -20,8 +20,6 @@ from lmx.worker.templates.renderer import Renderer
 from tests.support.models.tiny_models import CHAT_TEMPLATE, make_tokenizer
 from tests.support.rigs.one_renderer import renderer
 
-pytestmark = pytest.mark.engine
-
 USER = {"role": "user", "content": "hé"}
 
 

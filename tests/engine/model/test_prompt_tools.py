@@ -17,8 +17,6 @@ from lmx.worker.templates.thinking import EFFORTS
 from tests.support.models.tiny_models import CHAT_TEMPLATE, make_tokenizer
 from tests.support.rigs.one_renderer import renderer
 
-pytestmark = pytest.mark.engine
-
 USER = {"role": "user", "content": "hé"}
 
 

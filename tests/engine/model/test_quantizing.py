@@ -18,8 +18,6 @@ from tests.support.models.text_models import make_text_model
 from tests.support.models.tiny_models import VOCABULARY, make_tiny_model
 from tests.support.models.vlm_models import make_vlm_model
 
-pytestmark = pytest.mark.engine
-
 
 def quiet(_share: float) -> None:
     """Nobody looks at the progress."""

@@ -37,8 +37,6 @@ from tests.support.models.text_models import (
 )
 from tests.support.rigs.engine_rig import spec_of
 
-pytestmark = pytest.mark.engine
-
 INDEX = "model.safetensors.index.json"
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 

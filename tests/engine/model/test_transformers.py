@@ -22,7 +22,7 @@ from lmx.worker.mlx.model.readable import FolderChanges
 from tests.support.clients.client_packages import PROGRAMS, python_packages
 from tests.support.models.tiny_models import make_tokenizer
 
-pytestmark = [pytest.mark.engine, pytest.mark.soak, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 TOKENS: Final = [(7 * place) % 251 + 1 for place in range(96)]
 ORIGINAL: Final = 32

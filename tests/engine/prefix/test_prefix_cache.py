@@ -26,8 +26,6 @@ from tests.support.fakes.reported_caches import (
 )
 from tests.support.rigs.budgets import examples
 
-pytestmark = pytest.mark.engine
-
 AMPLE = PrefixCacheSpec(1 << 24)
 
 

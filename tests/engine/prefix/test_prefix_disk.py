@@ -24,8 +24,6 @@ from tests.support.fakes.reported_caches import (
     prompt,
 )
 
-pytestmark = pytest.mark.engine
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

@@ -13,8 +13,6 @@ from lmx.worker.mlx.prefix.reread import RecentPrompts
 from lmx.worker.scheduling.batch import describe_reread
 from tests.support.rigs.engine_rig import GREEDY, EngineRunner, spec_of
 
-pytestmark = pytest.mark.engine
-
 RULES = " ".join(f"rule {n}: {random.Random(n).random()}" for n in range(60))
 
 

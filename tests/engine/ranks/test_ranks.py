@@ -28,7 +28,7 @@ from tests.support.rigs.engine_rig import GREEDY, HOT, WARM_TOP_P, EngineRunner,
 from tests.support.rigs.rig import ROOT
 
 # On a busy machine two processes that wait for each other take many times as long.
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(1200)
 
 CONTEXT_TOKENS: Final = 4096
 SHOWN: Final = (("qwen3", Parallel.TENSOR), ("qwen2", Parallel.PIPELINE))

@@ -19,8 +19,6 @@ from lmx.worker.mlx.sampling.filters import (
 )
 from tests.support.rigs.budgets import examples
 
-pytestmark = pytest.mark.engine
-
 Floats = npt.NDArray[np.float32]
 
 

@@ -7,7 +7,6 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,8 +17,6 @@ from lmx.worker.mlx.sampling.sampler import BatchSampler
 from tests.support.references.sampling_reference import edited
 from tests.support.rigs.budgets import examples
 from tests.support.rigs.device import near
-
-pytestmark = pytest.mark.engine
 
 VOCABULARY = 12
 Floats = npt.NDArray[np.float32]

@@ -13,8 +13,6 @@ from lmx.worker.engine.values import SequenceSampling
 from lmx.worker.mlx.sampling.sampler import BatchSampler
 from tests.support.references.sampling_reference import chi_square, distribution, edited
 
-pytestmark = pytest.mark.engine
-
 # More than once the lanes of a long row, and no multiple of them.
 VOCABULARY = 300
 # So many that they are drawn by lanes.

@@ -12,8 +12,6 @@ from lmx.worker.engine.values import SequenceSampling
 from lmx.worker.mlx.sampling.mask import allows_other_than, fit_mask, mask_rows
 from lmx.worker.mlx.sampling.sampler import BatchSampler
 
-pytestmark = pytest.mark.engine
-
 Mask = npt.NDArray[np.uint32]
 
 

@@ -9,8 +9,6 @@ import pytest
 from lmx.worker.engine.values import SequenceSampling, TokenScores
 from lmx.worker.mlx.sampling.sampler import BatchSampler, prompt_scores
 
-pytestmark = pytest.mark.engine
-
 
 def reference(logits: mx.array, token: int, top: int) -> TokenScores:
     exact = np.array(logits.astype(mx.float32)).astype(np.float64)

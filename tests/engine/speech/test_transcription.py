@@ -29,8 +29,6 @@ from tests.support.models.whisper_models import (
 )
 from tests.support.rigs.engine_rig import task_engine
 
-pytestmark = pytest.mark.engine
-
 RATE_HZ: Final = 16_000
 
 

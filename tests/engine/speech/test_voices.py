@@ -30,8 +30,6 @@ from tests.support.models.speech_samples import word_errors
 from tests.support.models.whisper_models import obtain_whisper_tiny_en
 from tests.support.rigs.engine_rig import task_engine
 
-pytestmark = pytest.mark.engine
-
 needs_espeak = pytest.mark.skipif(
     shutil.which("espeak-ng") is None, reason="espeak-ng is not installed"
 )

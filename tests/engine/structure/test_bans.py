@@ -11,8 +11,6 @@ from tests.support.models.tiny_models import make_tiny_model, make_tokenizer
 from tests.support.references.grammar_walk import allowed_set
 from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
 
-pytestmark = pytest.mark.engine
-
 EOS = 256
 VOCABULARY = 300
 TOKENIZER = make_tokenizer()

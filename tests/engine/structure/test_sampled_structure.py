@@ -13,8 +13,6 @@ from tests.support.models.tiny_models import CONTEXT_TOKENS, make_tiny_model
 from tests.support.references.json_schemas import SCHEMAS
 from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
-pytestmark = pytest.mark.engine
-
 MOST_TOKENS = CONTEXT_TOKENS - 40
 CLOSING = '"}]'
 

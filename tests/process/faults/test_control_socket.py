@@ -18,8 +18,6 @@ from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 from tests.support.rigs.rig import Rig, rig, scripted, wait_until
 
-pytestmark = pytest.mark.process
-
 
 @pytest.fixture
 def lmx() -> Iterator[Rig]:

@@ -13,8 +13,6 @@ import pytest
 from lmx.protocol.messages.control import KillModel
 from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
-pytestmark = pytest.mark.process
-
 QUICKLY = {"tokens": 3}
 HANG_S = 3.0
 """After so long without progress the model "hangs" is taken for hung; others have an hour."""

@@ -22,8 +22,6 @@ from tests.support.rigs.rig import (
     wait_until,
 )
 
-pytestmark = pytest.mark.process
-
 TWO = {"models": [scripted("alpha"), scripted("beta")]}
 SHARED = {
     "models": [

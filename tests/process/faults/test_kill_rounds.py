@@ -27,7 +27,7 @@ from tests.support.models.tiny_zoo import make_zoo
 from tests.support.rigs.busy import LOAD, busy_machine
 from tests.support.rigs.rig import DEFAULTS, rig
 
-pytestmark = [pytest.mark.process, pytest.mark.soak]
+pytestmark = pytest.mark.soak
 
 ROUNDS = int(os.environ.get("LMX_TEST_ROUNDS", "40"))
 SEED = int(os.environ.get("LMX_TEST_SEED", "1"))

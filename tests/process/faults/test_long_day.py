@@ -17,7 +17,7 @@ from tests.support.models.tiny_zoo import TEXT, make_zoo
 from tests.support.rigs.busy import LOAD, busy_machine
 from tests.support.rigs.rig import DEFAULTS, rig
 
-pytestmark = [pytest.mark.process, pytest.mark.soak]
+pytestmark = pytest.mark.soak
 
 SEED = int(os.environ.get("LMX_TEST_SEED", "1"))
 MINUTES = float(os.environ.get("LMX_TEST_MINUTES", "20"))

@@ -4,11 +4,7 @@ import json
 import stat
 from pathlib import Path
 
-import pytest
-
 from tests.support.rigs.rig import Rig, rig, scripted
-
-pytestmark = pytest.mark.process
 
 
 def models(lmx: Rig) -> dict[str, bool]:

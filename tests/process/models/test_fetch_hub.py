@@ -38,8 +38,6 @@ LAYERS = {"1_Pooling/config.json", "2_Dense/model.safetensors"}
 TOTAL_BYTES = sum(len(FILES[name]) for name in WANTED)
 PART_BYTES = 160_000
 
-pytestmark = pytest.mark.process
-
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[FakeHub]:

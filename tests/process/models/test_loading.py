@@ -7,8 +7,6 @@ import pytest
 from lmx.protocol.messages.control import LoadModel
 from tests.support.rigs.rig import Rig, ask, http, rig, scripted, wait_until
 
-pytestmark = pytest.mark.process
-
 STALL_S = 3.0
 
 

@@ -20,8 +20,6 @@ from tests.support.rigs.rig import (
     whole,
 )
 
-pytestmark = pytest.mark.process
-
 WORDS = "word " * 3
 QUICKLY = {"tokens": 3}
 SIZE = "100 MiB"

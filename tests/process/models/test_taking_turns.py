@@ -11,8 +11,6 @@ import pytest
 
 from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
-pytestmark = pytest.mark.process
-
 WORDS = "word " * 3
 QUICKLY = {"tokens": 3}
 LONG = 400

@@ -9,8 +9,6 @@ import pytest
 
 from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, whole
 
-pytestmark = pytest.mark.process
-
 WORDS = "word " * 3
 
 

@@ -13,8 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.rigs.rig import Rig, ask, rig, scripted, wait_until
 
-pytestmark = pytest.mark.process
-
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 

@@ -8,11 +8,8 @@ import signal
 from typing import Any
 
 import aiohttp
-import pytest
 
 from tests.support.rigs.rig import Rig, Stream, ask, http, scripted
-
-pytestmark = pytest.mark.process
 
 LONG = {"tokens": 2000, "step_s": 0.02}
 

@@ -13,8 +13,6 @@ import pytest
 from lmx.router.server.routes import ROUTES
 from tests.support.rigs.rig import Rig, rig, scripted
 
-pytestmark = pytest.mark.process
-
 MARKER = "zq7-Geheim"
 KEY = "an-inference-key-of-the-tests"
 BROKEN = ("gone", "damaged", "refuses", "forbids", "crashes")

@@ -15,8 +15,6 @@ from lmx.supervisor.mdns.announce_main import SERVICE, Announcement
 from lmx.supervisor.mdns.browse import FoundMachine, find_machines
 from lmx.supervisor.processes.announcer import Announcer
 
-pytestmark = pytest.mark.process
-
 FACTS = (("version", "1.2.3"), ("path", "/v1"), ("key", "yes"), ("tls", "no"))
 
 

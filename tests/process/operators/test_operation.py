@@ -15,8 +15,6 @@ import pytest
 from lmx.protocol.messages.control import LoadModel, UnloadModel
 from tests.support.rigs.rig import Rig, rig, scripted, wait_until
 
-pytestmark = pytest.mark.process
-
 ONE = {"models": [scripted("alpha", aliases=["al/ias"])]}
 
 

@@ -17,8 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.references.metric_lint import problems
 from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, whole
 
-pytestmark = pytest.mark.process
-
 LONG = {"tokens": 2000, "step_s": 0.02}
 
 

@@ -24,8 +24,6 @@ from tests.support.rigs.rig import (
     wait_until,
 )
 
-pytestmark = pytest.mark.process
-
 
 def three(**alpha: Any) -> dict[str, Any]:
     return {"models": [scripted("alpha", **alpha), scripted("beta"), scripted("gamma")]}

@@ -15,8 +15,6 @@ from lmx.supervisor.cli.main import main
 from tests.support.models.model_folders import write_model
 from tests.support.rigs.rig import Rig, rig, scripted, wait_until
 
-pytestmark = pytest.mark.process
-
 KEY = "sk-0123456789abcdef"
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 

@@ -20,8 +20,6 @@ from lmx.supervisor.cli.service.managers import Owner, Systemd
 from tests.support.fakes import service_manager
 from tests.support.rigs.user_home import CONFIG, UserHome
 
-pytestmark = pytest.mark.process
-
 LMX = str(Path(sysconfig.get_path("scripts")) / "lmx")
 USER = pwd.getpwuid(os.geteuid()).pw_name
 

@@ -8,8 +8,6 @@ import pytest
 
 from tests.support.rigs.rig import Rig, ask, http
 
-pytestmark = pytest.mark.process
-
 TOOL = {
     "type": "function",
     "function": {"name": "now", "parameters": {"type": "object"}},

@@ -15,8 +15,6 @@ import pytest
 
 from tests.support.rigs.rig import POLL_S, Rig, Stream, ask, http, rig, scripted, wait_until
 
-pytestmark = pytest.mark.process
-
 LONG: Final = {"context_length": 1_000_000}
 CONFIG: Final = {
     "models": [

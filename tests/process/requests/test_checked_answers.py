@@ -7,8 +7,6 @@ import pytest
 
 from tests.support.rigs.rig import Rig, ask, http
 
-pytestmark = pytest.mark.process
-
 DISTINCT = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
 EITHER = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
 GOOD = ["[1,", " 2]"]

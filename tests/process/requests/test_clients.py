@@ -6,8 +6,6 @@ import pytest
 
 from tests.support.rigs.rig import Rig, Stream, ask, http, wait_until
 
-pytestmark = pytest.mark.process
-
 LONG = {"tokens": 100, "step_s": 0.02}
 
 

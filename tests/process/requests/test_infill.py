@@ -8,7 +8,7 @@ import pytest
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.rig import PATIENT, http, rig
 
-pytestmark = [pytest.mark.process, pytest.mark.engine]
+pytestmark = pytest.mark.engine
 
 SUFFIX, PREFIX, END = 257, 258, 256
 

@@ -8,11 +8,8 @@ from typing import Any
 
 import aiohttp
 import psutil
-import pytest
 
 from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
-
-pytestmark = pytest.mark.process
 
 CONFIG = {"models": [scripted("alpha")], "server": {"sync_timeout_s": 8.0, "capture_requests": 5}}
 

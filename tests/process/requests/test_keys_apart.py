@@ -10,7 +10,7 @@ import pytest
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.rig import PATIENT, Rig, http, rig
 
-pytestmark = [pytest.mark.process, pytest.mark.engine]
+pytestmark = pytest.mark.engine
 
 ONE, OTHER, ADMIN = "first-key-of-the-tests", "other-key-of-the-tests", "admin-key-of-the-tests"
 RULES = " ".join(f"rule {number} is {number * number}" for number in range(40))

@@ -6,8 +6,6 @@ import pytest
 
 from tests.support.rigs.rig import Rig, ask, http
 
-pytestmark = pytest.mark.process
-
 DISTINCT = {"type": "array", "uniqueItems": True, "items": {"type": "integer"}}
 LETTER = 500_065
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": DISTINCT}}

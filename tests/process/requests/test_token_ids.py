@@ -7,8 +7,6 @@ import pytest
 
 from tests.support.rigs.rig import Rig, ask, http
 
-pytestmark = pytest.mark.process
-
 TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
 PIECES = ["<think>", "hm", "</think>", "One", " mo", "ment", "<tool_call>", '{"name": "now", ']
 PIECES += ['"arguments": {}}', "</tool_call>"]

@@ -40,8 +40,6 @@ from tests.support.rigs.router_rig import (
     router_spec,
 )
 
-pytestmark = pytest.mark.process
-
 
 @dataclass
 class Started:

@@ -23,8 +23,6 @@ from lmx.worker.templates.renderer import (
 from tests.support.faults.killed_children import kill_at_work
 from tests.support.rigs.rig import wait_until
 
-pytestmark = pytest.mark.process
-
 AMPLE_BYTES = 1 << 30
 DEADLINE_S = 60.0
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

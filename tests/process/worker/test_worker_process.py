@@ -54,8 +54,6 @@ from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.protocol.wire.sockets import Role, open_socket
 from tests.support.rigs.rig import ROOT
 
-pytestmark = pytest.mark.process
-
 # Where `lmx` is found: the installed package, or the namespace link of a checkout.
 LMX_PARENT = Path(lmx.protocol.__path__[0]).parent.parent
 DEADLINE_S = 120.0

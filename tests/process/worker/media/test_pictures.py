@@ -14,8 +14,6 @@ from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.worker.media.decoder import MediaDecoder
 from tests.support.rigs.decoding import picture
 
-pytestmark = pytest.mark.process
-
 pillow_heif.register_heif_opener()
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)

@@ -27,8 +27,6 @@ from tests.support.fakes.media_files import (
 )
 from tests.support.rigs.decoding import EVERYTHING, RATE_HZ, sound, video
 
-pytestmark = pytest.mark.process
-
 
 @pytest.fixture(scope="module")
 def decoder() -> Iterator[MediaDecoder]:
