@@ -3,7 +3,7 @@
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,10 +72,22 @@ class Rig:
         """POST a chat request (a context manager, as aiohttp's)."""
         return self.http.post(f"{self.url}/v1/chat/completions", json=chat_body(**fields))
 
+    async def json(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: Any = None,
+    ) -> tuple[int, Any]:
+        """Send a request; return status and parsed answer."""
+        url = f"{self.url}{path}"
+        async with self.http.request(method, url, headers=headers, json=body) as response:
+            return response.status, await response.json()
+
     async def post_json(self, path: str, **body: Any) -> tuple[int, Any]:
         """POST a body; return status and parsed answer."""
-        async with self.http.post(f"{self.url}{path}", json=body) as response:
-            return response.status, await response.json()
+        return await self.json("POST", path, body=body)
 
     async def admin(self, method: str, path: str, **body: Any) -> tuple[int, Any]:
         """Ask with the admin key, with a body where there are fields; return status and parsed

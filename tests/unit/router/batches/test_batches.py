@@ -119,16 +119,12 @@ async def test_the_library_s_own_calls() -> None:
         assert {one.request.priority for one in rig.worker.streams} == {BACKGROUND_PRIORITY}
 
         # Lines count to the usage of their key, and leave no jobs.
-        async with rig.http.get(
-            f"{rig.url}/v1/usage", headers={"Authorization": f"Bearer {ONE}"}
-        ) as response:
-            today = (await response.json())["days"][-1]
+        _, body = await rig.json("GET", "/v1/usage", headers={"Authorization": f"Bearer {ONE}"})
+        today = body["days"][-1]
         assert (today["requests"], today["errors"]) == (3, 1)
         assert (await rig.admin("GET", "/admin/metrics/json"))[0] == 200
-        async with rig.http.get(
-            f"{rig.url}/v1/jobs", headers={"Authorization": f"Bearer {ONE}"}
-        ) as response:
-            assert (await response.json())["data"] == []
+        _, found = await rig.json("GET", "/v1/jobs", headers={"Authorization": f"Bearer {ONE}"})
+        assert found["data"] == []
 
         # To another key none of it exists.
         for call in (stranger.batches.retrieve, stranger.batches.cancel):

@@ -87,10 +87,8 @@ async def test_the_library_s_own_calls() -> None:
         ):
             with pytest.raises(anthropic.NotFoundError):
                 await call(batch.id)
-        async with rig.http.get(
-            f"{rig.url}/v1/batches", headers={"Authorization": f"Bearer {ONE}"}
-        ) as response:
-            assert (await response.json())["data"] == []
+        _, body = await rig.json("GET", "/v1/batches", headers={"Authorization": f"Bearer {ONE}"})
+        assert body["data"] == []
         second = await client.messages.batches.create(requests=[one("a")])
         third = await client.messages.batches.create(requests=[one("a")])
         listed = [found.id async for found in client.messages.batches.list(limit=1)]

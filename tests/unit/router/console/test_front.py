@@ -54,26 +54,25 @@ async def test_a_file_of_the_page_is_sent_once_and_no_other_file_is(rig: Rig) ->
 
 
 async def test_a_program_gets_json(rig: Rig) -> None:
-    async with rig.http.get(f"{rig.url}/") as response:
-        answer = await response.json()
+    _, answer = await rig.json("GET", "/")
     assert answer["name"] == "lmx" and answer["status"] == "healthy"
     assert MODEL in answer["models"]
 
 
 async def test_where_keys_are_needed_strangers_see_no_models() -> None:
     async with router_rig(api_keys=("an-api-key-for-tests",)) as rig:
-        async with rig.http.get(f"{rig.url}/") as response:
-            assert (await response.json())["models"] == []
+        _, body = await rig.json("GET", "/")
+        assert body["models"] == []
         async with rig.http.get(f"{rig.url}/", headers=BROWSER) as response:
             assert MODEL not in await response.text()
 
 
 async def test_the_small_routes(rig: Rig) -> None:
-    async with rig.http.get(f"{rig.url}/version") as response:
-        assert await response.json() == {"version": "1.2.3"}
+    _, body = await rig.json("GET", "/version")
+    assert body == {"version": "1.2.3"}
     async with rig.http.get(f"{rig.url}/ping") as response:
         assert response.status == 200
     async with rig.http.get(f"{rig.url}/favicon.ico") as response:
         assert response.content_type == "image/svg+xml"
-    async with rig.http.get(f"{rig.url}/healthz") as response:
-        assert (await response.json())["status"] == "healthy"
+    _, found = await rig.json("GET", "/healthz")
+    assert found["status"] == "healthy"

@@ -158,8 +158,7 @@ async def test_a_model_of_another_kind_is_refused_with_its_own_route(
     await rig.publish(model, default=MODEL)
     status, body = await rig.chat_json(stream=True)
     text_status, text_body = await rig.post_json("/v1/completions", prompt="x")
-    async with rig.http.get(f"{rig.url}/v1/models/{MODEL}") as response:
-        shown = await response.json()
+    _, shown = await rig.json("GET", f"/v1/models/{MODEL}")
     assert not rig.worker.streams
     assert (status, text_status) == (400, 400)
     assert body == text_body

@@ -109,11 +109,11 @@ async def test_a_model_that_can_t_is_refused_by_the_names_of_those_that_can() ->
         # Without a gap it answers.
         status, _ = await rig.post_json("/v1/completions", model=MODEL, prompt="a", suffix="")
         assert status == 200
-        async with rig.http.get(f"{rig.url}/v1/models") as response:
-            shown = {one["id"]: one["capabilities"] for one in (await response.json())["data"]}
+        _, found = await rig.json("GET", "/v1/models")
+        shown = {one["id"]: one["capabilities"] for one in found["data"]}
         assert (shown["coder"], shown["other"]) == (["infill"], [])
-        async with rig.http.get(f"{rig.url}/api/tags") as response:
-            tags = {one["name"]: one["capabilities"] for one in (await response.json())["models"]}
+        _, said = await rig.json("GET", "/api/tags")
+        tags = {one["name"]: one["capabilities"] for one in said["models"]}
         assert tags["coder:latest"] == ["completion", "tools", "insert"]
         assert tags["other:latest"] == ["completion", "tools"]
         status, answer = await rig.post_json("/infill", model="other", **GAP)

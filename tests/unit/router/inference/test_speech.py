@@ -45,8 +45,7 @@ async def serve(
 
 
 async def get(rig: Rig, path: str) -> tuple[int, Any]:
-    async with rig.http.get(f"{rig.url}{path}") as response:
-        return response.status, await response.json()
+    return await rig.json("GET", path)
 
 
 async def test_the_openai_sdk_gets_the_sound(rig: Rig) -> None:

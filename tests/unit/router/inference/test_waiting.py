@@ -501,6 +501,6 @@ async def test_an_adapter_waits_in_its_models_line_and_is_named_to_the_worker(ri
     assert [question.model_id for _, _, question in rig.supervisor.acquires] == ["big"]
     assert [body["model"] for _, body in answers] == ["big", "sql"]
     assert [stream.request.adapter for stream in worker.streams] == ["", "sql"]
-    async with rig.http.get(f"{rig.url}/v1/models") as response:
-        listed = {one["id"]: one["parent"] for one in (await response.json())["data"]}
+    _, found = await rig.json("GET", "/v1/models")
+    listed = {one["id"]: one["parent"] for one in found["data"]}
     assert listed == {"big": None, "sql": "big"}

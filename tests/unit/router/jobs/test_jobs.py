@@ -44,13 +44,11 @@ WHOLE = "".join(TEXTS)
 
 
 async def get(rig: Rig, path: str, **headers: str) -> tuple[int, Any]:
-    async with rig.http.get(f"{rig.url}{path}", headers=headers) as response:
-        return response.status, await response.json()
+    return await rig.json("GET", path, headers=headers)
 
 
 async def delete(rig: Rig, job_id: str, **headers: str) -> tuple[int, Any]:
-    async with rig.http.delete(f"{rig.url}/v1/jobs/{job_id}", headers=headers) as response:
-        return response.status, await response.json()
+    return await rig.json("DELETE", f"/v1/jobs/{job_id}", headers=headers)
 
 
 async def job(rig: Rig, job_id: str) -> Any:
@@ -475,12 +473,9 @@ async def test_operators_see_and_cancel_the_requests_of_all() -> None:
         assert {one["request_id"] for one in shown["data"]} == {"mine"}
         assert {one["state"] for one in shown["data"]} == {"running"}
         assert {one["client"] for one in shown["data"]} == {"127.0.0.1"}
-        async with rig.http.post(
-            f"{rig.url}/admin/requests/mine/cancel", headers=ADMIN
-        ) as response:
-            body = await response.json()
-            assert response.status == 200
-            assert [one["cancelled"] for one in body["data"]] == [True, True]
+        status, body = await rig.json("POST", "/admin/requests/mine/cancel", headers=ADMIN)
+        assert status == 200
+        assert [one["cancelled"] for one in body["data"]] == [True, True]
         assert (await second).status == 409
         assert "request_cancelled" in await (await first).text()
         await until(lambda: not rig.router.live.all)

@@ -114,8 +114,7 @@ async def test_pages_for_anthropic_s_clients(rig: Rig, query: str, ids: str, mor
     models = [ready(name, f"i{name}") for name in "abcde"]
     await rig.publish(*models, ready("embeds", "i", kind=ModelKind.EMBEDDING))
     headers = {"anthropic-version": "2023-06-01"}
-    async with rig.http.get(f"{rig.url}/v1/models?{query}", headers=headers) as response:
-        found = await response.json()
+    _, found = await rig.json("GET", f"/v1/models?{query}", headers=headers)
     assert [model["id"] for model in found["data"]] == list(ids)
     assert (found["first_id"], found["last_id"]) == (ids[:1] or None, ids[-1:] or None)
     assert found["has_more"] is more
@@ -136,8 +135,7 @@ async def test_pages_that_are_not_there(rig: Rig, query: str) -> None:
 
 async def test_what_a_transcription_model_takes(rig: Rig) -> None:
     await rig.publish(ready("whisper", "i", kind=ModelKind.TRANSCRIPTION))
-    async with rig.http.get(f"{rig.url}/v1/models/whisper") as response:
-        found = await response.json()
+    _, found = await rig.json("GET", "/v1/models/whisper")
     assert (found["modalities"], found["capabilities"]) == (["audio"], ["transcription"])
 
 

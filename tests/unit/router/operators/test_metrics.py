@@ -84,9 +84,9 @@ async def scrape(rig: Rig, path: str = "/metrics") -> str:
 
 
 async def figures(rig: Rig) -> Any:
-    async with rig.http.get(f"{rig.url}/admin/metrics/json", headers=KEY) as response:
-        assert response.status == 200
-        return await response.json()
+    status, body = await rig.json("GET", "/admin/metrics/json", headers=KEY)
+    assert status == 200
+    return body
 
 
 async def counted(rig: Rig, requests: int) -> Any:

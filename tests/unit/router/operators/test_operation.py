@@ -40,8 +40,7 @@ KEY = {"X-Admin-Key": "test-admin-key"}
 
 
 async def answer(rig: Rig, method: str, path: str) -> tuple[int, Any]:
-    async with rig.http.request(method, f"{rig.url}{path}", headers=KEY) as response:
-        return response.status, await response.json()
+    return await rig.json(method, path, headers=KEY)
 
 
 class Reader:

@@ -571,9 +571,9 @@ async def test_the_lists_of_models_are_one() -> None:
                 assert REMOTE not in await response.text(), "a peer gets what is here"
         owners = {}
         for name in (REMOTE, "far", f"{MODEL}@b", MODEL):
-            async with a.http.get(f"{a.url}/v1/models/{name}") as response:
-                assert response.status == 200, name
-                owners[name] = (await response.json())["owned_by"]
+            status, body = await a.json("GET", f"/v1/models/{name}")
+            assert status == 200, name
+            owners[name] = body["owned_by"]
         assert owners == {REMOTE: "b", "far": "b", f"{MODEL}@b": "b", MODEL: "lmx"}
 
 

@@ -175,11 +175,10 @@ async def test_a_trickling_body_holds_only_its_own_connection(
 
 async def test_unknown_paths_and_methods(rig: Rig) -> None:
     for path in ("/nope", "/v2/chat/completions"):
-        async with rig.http.get(f"{rig.url}{path}") as response:
-            body = await response.json()
-            assert (response.status, body["error"]["code"]) == (404, "not_found_error")
-            assert body["error"]["type"] == "not_found_error"
-            assert "/docs" in body["error"]["message"]
+        status, body = await rig.json("GET", path)
+        assert (status, body["error"]["code"]) == (404, "not_found_error")
+        assert body["error"]["type"] == "not_found_error"
+        assert "/docs" in body["error"]["message"]
     async with rig.http.get(f"{rig.url}/v1/chat/completions") as response:
         body = await response.json()
         assert (response.status, body["error"]["code"]) == (405, "method_not_allowed")
@@ -284,9 +283,8 @@ async def test_an_unexpected_exception_in_a_stream_is_an_error_event(
 
 async def test_an_unknown_model_is_404_with_the_known_ones(rig: Rig) -> None:
     status, body = await rig.chat_json(model="gpt-9")
-    async with rig.http.get(f"{rig.url}/v1/models/gpt-9") as response:
-        assert response.status == 404
-        same = await response.json()
+    got, same = await rig.json("GET", "/v1/models/gpt-9")
+    assert got == 404
     assert status == 404
     assert body["error"]["type"] == "invalid_request_error"
     assert (body["error"]["param"], body["error"]["code"]) == ("model", "model_not_found")
@@ -307,8 +305,7 @@ async def test_models(rig: Rig) -> None:
         cold("big", SlotState.FETCHING, source="/private/models/big"),
     )
     for prefix in ("/v1", "/v3"):
-        async with rig.http.get(f"{rig.url}{prefix}/models") as response:
-            listed = await response.json()
+        _, listed = await rig.json("GET", f"{prefix}/models")
         assert listed["object"] == "list"
         first, second = listed["data"]
         assert (first["id"], first["object"], first["created"]) == (MODEL, "model", 5)
@@ -318,13 +315,12 @@ async def test_models(rig: Rig) -> None:
         assert (first["owned_by"], second["owned_by"]) == ("owner", "lmx")
         assert "/private" not in str(listed)
         for name in (MODEL, MODEL.replace("/", "%2F"), "tiny"):
-            async with rig.http.get(f"{rig.url}{prefix}/models/{name}") as response:
-                assert (response.status, await response.json()) == (200, first)
+            status, body = await rig.json("GET", f"{prefix}/models/{name}")
+            assert (status, body) == (200, first)
 
 
 async def get_health(rig: Rig, path: str = "/health") -> tuple[int, Any]:
-    async with rig.http.get(f"{rig.url}{path}") as response:
-        return response.status, await response.json()
+    return await rig.json("GET", path)
 
 
 async def test_health_when_all_is_well(rig: Rig) -> None:

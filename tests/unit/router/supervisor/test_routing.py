@@ -348,10 +348,10 @@ async def test_routes_in_the_lists_of_models(rig: Rig) -> None:
         default="tiny", routes=(Route("mine", ("org/Qwen3-8B-4bit", MODEL)),),
     )  # fmt: skip
     for name in ("auto", "chat", "mine", "tiny"):
-        async with rig.http.get(f"{rig.url}/v1/models/{name}") as response:
-            assert (await response.json())["id"] == MODEL
-    async with rig.http.get(f"{rig.url}/v1/chat/models") as response:
-        specs: list[dict[str, Any]] = await response.json()
+        _, answer = await rig.json("GET", f"/v1/models/{name}")
+        assert answer["id"] == MODEL
+    specs: list[dict[str, Any]]
+    _, specs = await rig.json("GET", "/v1/chat/models")
     assert specs == [
         {
             "name": MODEL, "family": "llama", "domain": "chat", "default": True,
@@ -362,8 +362,8 @@ async def test_routes_in_the_lists_of_models(rig: Rig) -> None:
             "default": False, "aliases": [], "features": ["text", "image", "video"],
         },
     ]  # fmt: skip
-    async with rig.http.get(f"{rig.url}/v1/models") as response:
-        reported = {each["id"]: each["modalities"] for each in (await response.json())["data"]}
+    _, found = await rig.json("GET", "/v1/models")
+    reported = {each["id"]: each["modalities"] for each in found["data"]}
     assert reported == {
         MODEL: ["text"],
         "org/Qwen3-8B-4bit": ["text", "image", "video"],

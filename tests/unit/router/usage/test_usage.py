@@ -374,8 +374,7 @@ async def test_the_routes_show_requests_by_key_and_after_a_restart(tmp_path: Pat
             assert [(row["model"], row["requests"]) for row in rows] == [(MODEL, expected)] * 2
             assert sorted(row["key"][:4] for row in rows) == ["key_", "lapt"]
             assert all(row["completion_tokens"] for row in rows)
-            async with rig.http.get(f"{rig.url}/admin/usage/figures", headers=ADMIN) as response:
-                figures = await response.json()
+            _, figures = await rig.json("GET", "/admin/usage/figures", headers=ADMIN)
             assert figures["points"][-1]["ttft_s"] is not None
             assert figures["models"] == [MODEL]
             for wrong in ("usage?days=0", "usage?by=week", "usage/figures?hours=193"):
@@ -398,9 +397,9 @@ async def test_a_budget_of_a_day_ends_at_midnight_and_outlives_routers(tmp_path:
 
     async def own(rig: Rig, key: str) -> Any:
         headers = {"Authorization": f"Bearer {key}"}
-        async with rig.http.get(f"{rig.url}/v1/usage", headers=headers) as answer:
-            assert answer.status == 200
-            return await answer.json()
+        got, body = await rig.json("GET", "/v1/usage", headers=headers)
+        assert got == 200
+        return body
 
     for _ in range(2):
         async with router_rig(api_keys=(laptop, phone), jobs_path=jobs_path) as rig:

@@ -48,8 +48,8 @@ async def test_an_answer_whole_and_as_a_stream(rig: Rig) -> None:
     said = [data["delta"]["text"] for name, data in events if name == "content_block_delta"]
     assert "".join(said) == text
     assert events[-2][1]["usage"] == whole["usage"]
-    async with rig.http.get(f"{rig.url}/v1/jobs/{whole['id']}") as response:
-        assert (await response.json())["result"] == whole
+    _, found = await rig.json("GET", f"/v1/jobs/{whole['id']}")
+    assert found["result"] == whole
 
 
 async def test_a_call() -> None:

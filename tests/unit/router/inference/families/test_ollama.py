@@ -218,8 +218,8 @@ async def test_when_a_model_is_unloaded(rig: Rig) -> None:
         ({"idle_s": None, "expires_in_s": None}, None),
     ):
         rig.supervisor.replies[GetStatus] = Status(reported_status(status_line(MODEL, **fields)))
-        async with rig.http.get(f"{rig.url}/api/ps") as response:
-            (model,) = (await response.json())["models"]
+        _, body = await rig.json("GET", "/api/ps")
+        (model,) = body["models"]
         known(ollama.ProcessResponse, {"models": [model]})
         made = ollama.ProcessResponse(models=[model]).models[0].expires_at
         if expected is None:
@@ -292,15 +292,13 @@ async def test_errors_are_ollama_s(rig: Rig) -> None:
 async def test_the_lists(rig: Rig) -> None:
     sizes = {"needed_bytes": 9, "disk_bytes": 5, "memory_bytes": 7}
     await rig.publish(ready(MODEL, INSTANCE, **sizes), default=MODEL)
-    async with rig.http.get(f"{rig.url}/api/tags") as response:
-        tags = await response.json()
+    _, tags = await rig.json("GET", "/api/tags")
     known(ollama.ListResponse, tags)
     listed = tags["models"]
     assert [one["name"] for one in listed] == [f"{MODEL}:latest"]
     assert len(listed[0]["digest"]) == 64
     assert listed[0]["size"] == 5, "what it takes on the disk"
-    async with rig.http.get(f"{rig.url}/api/ps") as response:
-        loaded = await response.json()
+    _, loaded = await rig.json("GET", "/api/ps")
     known(ollama.ProcessResponse, loaded)
     assert [one["model"] for one in loaded["models"]] == [f"{MODEL}:latest"]
     assert loaded["models"][0]["size"] == loaded["models"][0]["size_vram"] == 7
@@ -312,8 +310,8 @@ async def test_the_lists(rig: Rig) -> None:
         texts = [shown[name] for name in ("license", "template", "modelfile", "parameters")]
         assert all(isinstance(text, str) for text in texts)
     assert (await rig.post_json("/api/show"))[0] == 400
-    async with rig.http.get(f"{rig.url}/api/version") as response:
-        assert (await response.json())["version"]
+    _, found = await rig.json("GET", "/api/version")
+    assert found["version"]
 
 
 def test_results_belong_to_their_calls() -> None:
@@ -336,8 +334,8 @@ async def test_models_of_one_source_are_distinguished(rig: Rig) -> None:
     """llm's plugin takes names with one digest for names of one model, and asks for any of them."""
     one = ready("thinks", "i", kind=ModelKind.CHAT)
     await rig.publish(one, replace(one, model_id="does not"))
-    async with rig.http.get(f"{rig.url}/api/tags") as response:
-        listed = (await response.json())["models"]
+    _, body = await rig.json("GET", "/api/tags")
+    listed = body["models"]
     assert len({one["digest"] for one in listed}) == len(listed) == 2
 
 
@@ -380,9 +378,9 @@ async def test_a_model_that_is_there_needs_no_pulling(rig: Rig) -> None:
 )
 async def test_what_operators_do_is_said(rig: Rig, method: str, path: str, instead: str) -> None:
     body = {"model": MODEL, "source": MODEL, "destination": "b"}
-    async with rig.http.request(method, f"{rig.url}{path}", json=body) as response:
-        assert response.status == 400
-        assert instead in (await response.json())["error"]
+    status, found = await rig.json(method, path, body=body)
+    assert status == 400
+    assert instead in found["error"]
 
 
 def test_a_text_that_is_too_long_is_cut_off_unless_that_is_refused() -> None:

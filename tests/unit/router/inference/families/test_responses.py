@@ -38,8 +38,7 @@ WHOLE = "".join(TEXTS)
 async def post(rig: Rig, key: str | None = None, **fields: Any) -> tuple[int, Any]:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     body = {"model": MODEL, "input": "hi", **fields}
-    async with rig.http.post(f"{rig.url}{PATH}", json=body, headers=headers) as response:
-        return response.status, await response.json()
+    return await rig.json("POST", PATH, body=body, headers=headers)
 
 
 async def ask(rig: Rig, method: str, path: str, key: str | None = None) -> tuple[int, Any]:

@@ -318,6 +318,6 @@ async def test_a_router_that_ends_closes_what_is_idle_and_ends_what_is_not() -> 
 async def test_a_handshake_that_is_none_gets_an_error_of_the_api() -> None:
     async with router_rig() as rig:
         upgrade = {"Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
-        async with rig.http.get(f"{rig.url}/v1/responses", headers=upgrade) as response:
-            assert response.status == 400
-            assert (await response.json())["error"]["code"] == "malformed_request"
+        status, body = await rig.json("GET", "/v1/responses", headers=upgrade)
+        assert status == 400
+        assert body["error"]["code"] == "malformed_request"
