@@ -44,6 +44,7 @@ _TYPES: Final = {
     "file_type": "a file",
     "text_or_list": "a string or an array",
     "text_or_object": "a string or an object",
+    "text_or_switch": "a boolean or a string",
     "prompt_type": "a string, an array of strings, an array of tokens or an array of such arrays",
 }
 
@@ -163,8 +164,8 @@ def _unknown_part(path: str, given: object) -> RequestError:
         return missing(param)
     return unsupported(
         param,
-        "must be text, image_url, input_audio, audio_url, audio, video_url, video, input_video or "
-        f"file, got {short(given['type'])}.",
+        "must be text, image_url, input_audio, audio_url, audio, video_url, video, "
+        f"input_video, file or refusal, got {short(given['type'])}.",
     )
 
 

@@ -19,6 +19,9 @@ _MOST_BEGINNING_CHARS: Final = 200
 """Arguments that have no input within this many characters have another form."""
 
 _ESCAPE: Final = re.compile(r'\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt])')
+_UNFINISHED: Final = re.compile(r"(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z")
+"""The end of a piece that may be the beginning of an escape."""
+
 _HIGH: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
 _WHOLE_ESCAPE: Final = re.compile(
     rf"{_HIGH.pattern}\\u[dD][c-fC-F][0-9a-fA-F]{{2}}|{_ESCAPE.pattern}"
@@ -104,11 +107,11 @@ class InputReader:
                 break
             escape = _ESCAPE.match(held, mark)
             if escape is None:
-                if len(held) - mark < 6:
+                if _UNFINISHED.match(held, mark):
                     break  # The rest of it is to come.
                 position = end = mark + 1
                 continue
-            if _HIGH.match(held, mark) and len(held) - mark < 12:
+            if _HIGH.match(held, mark) and _UNFINISHED.match(held, escape.end()):
                 break  # It is half of a character.
             position = end = escape.end()
         else:

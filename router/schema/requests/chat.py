@@ -17,7 +17,12 @@ from lmx.router.schema.requests.conversation.messages import (
 )
 from lmx.router.schema.requests.conversation.older_forms import modernized
 from lmx.router.schema.requests.conversation.tools import FunctionFields, ToolFields, tool_use_of
-from lmx.router.schema.requests.generation import GenerationFields, check_generation, generate_of
+from lmx.router.schema.requests.generation import (
+    GenerationFields,
+    Think,
+    check_generation,
+    generate_of,
+)
 from lmx.router.schema.requests.sampling import only_value
 from lmx.router.schema.requests.unsupported import CHAT, refuse_unsupported
 from lmx.router.schema.validation import Count, FreeObject, Strict, invalid, validated
@@ -63,7 +68,7 @@ class ChatRequest(GenerationFields, ToolFields, FunctionFields, VideoDefaults):
     reasoning: ReasoningOptions | None = None
     """The same three in one object, as OpenRouter has them. A field and its namesake here,
     different, are a 400."""
-    think: bool | Literal["low", "medium", "high"] | None = None
+    think: Think | None = None
     """The same as `enable_thinking`, or as `reasoning_effort` if it is a word, by Ollama's name."""
     chat_template_kwargs: FreeObject | None = None
     """Values for the model's chat template. A template that loops, or takes more than 1 GiB for a

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, Tag, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from lmx.protocol.errors import ErrorCode, RequestError
@@ -23,6 +23,7 @@ from lmx.router.schema.validation import LIST, MAX_COUNT, TEXT, TEXT_OR_LIST, Co
 _LabelName = Annotated[str, Field(max_length=64)]
 _LabelText = Annotated[str, Field(max_length=512)]
 _MAX_LABELS: Final = 16
+_SWITCH: Final = "<switch>"
 
 
 def _counted(labels: Any) -> Any:
@@ -92,6 +93,23 @@ def _seconds(value: Any) -> Any:
     return seconds
 
 
+def _think_form(value: object) -> str | None:
+    if isinstance(value, str):
+        return TEXT
+    return _SWITCH if isinstance(value, bool) else None
+
+
+Think = Annotated[
+    Annotated[bool, Tag(_SWITCH)] | Annotated[Literal["low", "medium", "high", "max"], Tag(TEXT)],
+    Discriminator(
+        _think_form,
+        custom_error_type="text_or_switch",
+        custom_error_message="a boolean or a string",
+    ),
+]
+"""Whether, or with how much effort, a model thinks: Ollama's field."""
+
+
 class ResidencyFields(Strict):
     """For how long the model stays loaded."""
 
@@ -119,7 +137,7 @@ def keep_alive_of(request: ResidencyFields) -> float | None:
     return seconds
 
 
-_MAX_STOPS: Final = 64
+MAX_STOPS: Final = 64
 MAX_STOP_CHARS: Final = 4096
 """The end of the answer is compared with all beginnings of a stop string at each token."""
 
@@ -149,7 +167,7 @@ _AnswerLimit = Annotated[Limit, AfterValidator(_not_zero)]
 Stops = Annotated[
     Annotated[
         Annotated[_Stop, Tag(TEXT)]
-        | Annotated[list[_Stop], Field(max_length=_MAX_STOPS), Tag(LIST)],
+        | Annotated[list[_Stop], Field(max_length=MAX_STOPS), Tag(LIST)],
         TEXT_OR_LIST,
     ]
     | None,

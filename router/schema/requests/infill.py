@@ -51,7 +51,7 @@ class InfillRequest(ParameterFields, AnswerFields, SharingFields):
     """What comes after the gap."""
     input_extra: Annotated[list[InfillExtra], Field(max_length=_MAX_FILES)] | None = None
     """Other files that the model reads first. Default: none."""
-    prompt: str = ""
+    prompt: str | None = None
     """How the answer begins; it is not in it. Default: nothing."""
     n_predict: Annotated[int, Field(ge=-2, le=MAX_COUNT)] | None = None
     """How many tokens the answer has at most. -1 and -2: as many as fit into the context. 0
@@ -77,10 +77,8 @@ def parse_infill(body: dict[str, Any]) -> tuple[InfillRequest, Generate]:
     :class:`RequestError` (400) for the first fault."""
     request = validated(InfillRequest, body)
     refuse_unsupported(body, INFILL)
-    if request.seed == -1:
-        request = request.model_copy(update={"seed": None})
     files = tuple(InfillFile(one.filename, one.text) for one in request.input_extra or ())
-    infill = Infill(request.input_suffix, request.prompt, files, "input_suffix")
+    infill = Infill(request.input_suffix, request.prompt or "", files, "input_suffix")
     return request, replace(
         generate_of(request), prompt=request.input_prefix, infill=infill, parse=False
     )

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from lmx.router.schema.validation import Count, Positive, Strict
 
 _NAME_CHARS = 512
+"""The most characters of a model's name. No existing name is nearly as long."""
+
 _PATH_CHARS = 4096
 
 ModelName = Annotated[str, Field(min_length=1, max_length=_NAME_CHARS)]
@@ -114,10 +116,6 @@ class EngineRequest(Strict):
     """It is accepted and repeated, and changes nothing: there is one GPU."""
 
 
-_NAME_LIMIT = 512
-"""The most characters of a model's name. No existing name is nearly as long."""
-
-
 class JobsQuery(BaseModel):
     """Which jobs to list, the newest first. What a query holds is text: numbers are read from it,
     unlike in a body."""
@@ -130,7 +128,7 @@ class JobsQuery(BaseModel):
     model: str | None = Field(
         None,
         min_length=1,
-        max_length=_NAME_LIMIT,
+        max_length=_NAME_CHARS,
         description="Jobs of this model alone: its id, alias or source.",
     )
     kind: Literal["chat", "completion"] | None = Field(None, description="Jobs of this kind alone.")
@@ -138,7 +136,7 @@ class JobsQuery(BaseModel):
     after: str | None = Field(
         None,
         min_length=1,
-        max_length=_NAME_LIMIT,
+        max_length=_NAME_CHARS,
         description="The id of the last job of the page before.",
     )
 
@@ -236,7 +234,7 @@ class FiguresQuery(Strict):
     model: str | None = Field(
         None,
         min_length=1,
-        max_length=_NAME_LIMIT,
+        max_length=_NAME_CHARS,
         description="The id of the model whose figures they are. Default: those of all models.",
     )
 

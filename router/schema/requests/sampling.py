@@ -73,8 +73,8 @@ class SamplingFields(ParameterFields):
         "400.",
     )
     seed: Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
-    """The same seed draws the same tokens, whatever else runs. Default: random (0 at OpenVINO Model
-    Server)."""
+    """The same seed draws the same tokens, whatever else runs. -1 is the same as none. Default:
+    random (0 at OpenVINO Model Server)."""
     # Its entries are checked by hand, after their number: pydantic would describe each fault.
     logit_bias: Annotated[dict[str, Any], WithJsonSchema(_BIASES)] | None = None
     """What is added to the logits of up to 1024 tokens: token ids, as strings, with numbers from
@@ -147,6 +147,8 @@ def sampling_of(fields: Strict) -> Sampling:
     :class:`RequestError` for a wrong ``logit_bias``, and for two names of one penalty with
     different values."""
     drawn: dict[str, Any] = {name: getattr(fields, name, None) for name in (*PARAMETERS, "seed")}
+    if drawn["seed"] == -1:  # as at vLLM, llama.cpp and Ollama
+        drawn["seed"] = None
     penalties = ("repetition_penalty", "repeat_penalty")
     drawn["repetition_penalty"] = only_value(
         "one penalty", {name: getattr(fields, name, None) for name in penalties}

@@ -1,7 +1,7 @@
 """What a request of Anthropic's Messages API may hold."""
 
 from dataclasses import replace
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import Field
@@ -13,7 +13,12 @@ from lmx.router.media.source import PartSource
 from lmx.router.schema.requests.anthropic.blocks import SystemText
 from lmx.router.schema.requests.anthropic.conversation import Turns, chat_messages, hosted_blocks
 from lmx.router.schema.requests.anthropic.tools import Choice, Tools, hosted_tools, tool_use_of
-from lmx.router.schema.requests.generation import MAX_STOP_CHARS, AnswerFields, generate_of
+from lmx.router.schema.requests.generation import (
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    AnswerFields,
+    generate_of,
+)
 from lmx.router.schema.requests.sampling import parameter
 from lmx.router.schema.validation import (
     Count,
@@ -25,8 +30,6 @@ from lmx.router.schema.validation import (
     validated,
 )
 from lmx.router.workers.dispatch import TOKENIZE_DEADLINE_S
-
-MAX_STOPS: Final = 64
 
 
 class ThinkingConfig(Strict):

@@ -49,9 +49,9 @@ class Reference(Strict):
 class ImageReference(Reference):
     """Where an image is, and how closely the model looks at it."""
 
-    detail: Literal["auto", "low", "high"] | None = None
-    """`low`: the model sees the image reduced to 262,144 pixels (512 x 512) at most. `high` and
-    `auto`: as large as the model's own limits allow. Default: `auto`."""
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    """`low`: the model sees the image reduced to 262,144 pixels (512 x 512) at most. `high`,
+    `original` and `auto`: as large as the model's own limits allow. Default: `auto`."""
 
 
 _Content = Annotated[
@@ -212,6 +212,8 @@ def source_of(part: MediaPart, path: str, defaults: VideoDefaults) -> PartSource
             detail = content.detail
         file_id = content.file_id
         content = _text_of(content, param)
+    if detail == "original":
+        detail = "high"
     seen: dict[str, Any] = {"detail": detail or "auto"}
     if isinstance(part, PixelFields):
         _check_pixels(part, path)

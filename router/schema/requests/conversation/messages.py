@@ -52,6 +52,20 @@ class TextPart(Strict):
     """A text."""
 
 
+class RefusalPart(Strict):
+    """A model's refusal. It is read as a text."""
+
+    type: Literal["refusal"]
+    """A refusal."""
+    refusal: str
+    """Its text."""
+
+    @property
+    def text(self) -> str:
+        """What a model reads."""
+        return self.refusal
+
+
 class FunctionCall(Strict):
     """The call that an earlier assistant message made."""
 
@@ -72,7 +86,7 @@ class ToolCall(Strict):
     """The function, and the arguments."""
 
 
-_TAGS: Final = {kind: f"<{kind}>" for kind in ("text", "file", *KINDS)}
+_TAGS: Final = {kind: f"<{kind}>" for kind in ("text", "refusal", "file", *KINDS)}
 
 
 def _part_tag(value: object) -> str | None:
@@ -82,6 +96,7 @@ def _part_tag(value: object) -> str | None:
 
 Part = Annotated[
     Annotated[TextPart, Tag("<text>")]
+    | Annotated[RefusalPart, Tag("<refusal>")]
     | Annotated[ImageUrlPart, Tag("<image_url>")]
     | Annotated[InputAudioPart, Tag("<input_audio>")]
     | Annotated[AudioUrlPart, Tag("<audio_url>")]
@@ -145,17 +160,17 @@ class Message(Strict):
 
 
 def _plain_parts(
-    parts: Sequence[TextPart | MediaPart | FilePart],
+    parts: Sequence[TextPart | RefusalPart | MediaPart | FilePart],
     path: str,
     media: list[PartSource],
     defaults: VideoDefaults,
 ) -> str | list[dict[str, Any]]:
-    texts = [part.text for part in parts if isinstance(part, TextPart)]
+    texts = [part.text for part in parts if isinstance(part, TextPart | RefusalPart)]
     if len(texts) == len(parts):
         return "\n".join(texts)
     plain: list[dict[str, Any]] = []
     for index, part in enumerate(parts):
-        if isinstance(part, TextPart):
+        if isinstance(part, TextPart | RefusalPart):
             plain.append({"type": "text", "text": part.text})
             continue
         found: PartSource | str

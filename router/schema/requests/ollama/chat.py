@@ -24,8 +24,8 @@ class EarlierFunction(Strict):
 
     name: str
     """The function that was called."""
-    arguments: CallArguments = Field(default_factory=dict)
-    """The arguments, as an object."""
+    arguments: CallArguments | None = None
+    """The arguments, as an object. Default: none."""
 
 
 class EarlierCall(Strict):
@@ -154,7 +154,7 @@ def chat_messages(
 def _call(call: EarlierCall, number: int) -> dict[str, Any]:
     function = {
         "name": call.function.name,
-        "arguments": arguments_text(call.function.arguments),
+        "arguments": arguments_text(call.function.arguments or {}),
     }
     return {"id": call.id or f"call_{number}", "type": "function", "function": function}
 

@@ -4,11 +4,11 @@ about one model."""
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import Field, Tag
+from pydantic import Field, Tag, model_validator
 
 from lmx.protocol.messages.data import Structure, Thinking
 from lmx.protocol.states import StructureKind
-from lmx.router.schema.requests.generation import AnswerFields, Stops
+from lmx.router.schema.requests.generation import AnswerFields, Stops, Think
 from lmx.router.schema.requests.sampling import ParameterFields, parameter
 from lmx.router.schema.validation import (
     INT64_MAX,
@@ -29,13 +29,27 @@ class Options(ParameterFields):
     nothing: above all `num_ctx`, since a model's context is configured."""
 
     num_predict: Annotated[int, Field(ge=-2, le=MAX_COUNT)] | None = None
-    """How many tokens the answer has at most. -1 and -2: as many as fit into the context. Default:
-    the model's, else up to the context."""
+    """How many tokens the answer has at most. 0, -1 and -2: as many as fit into the context.
+    Default: the model's, else up to the context."""
     stop: Stops = None
     """Texts that end the answer, and are not in it: one, or up to 64. Default: none."""
     seed: Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)] | None = None
-    """The same seed draws the same tokens. Default: random."""
+    """The same seed draws the same tokens. -1 is the same as none. Default: random."""
     repeat_penalty: float | None = parameter("repetition_penalty")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole(cls, options: Any) -> Any:
+        """Return options whose whole numbers may be written as 128.0: to Ollama they are the same,
+        and programs send them so."""
+        if not isinstance(options, dict):
+            return options
+        whole = {
+            name: int(value)
+            for name in ("num_predict", "seed", "top_k")
+            if isinstance(value := options.get(name), float) and value.is_integer()
+        }
+        return {**options, **whole}
 
 
 class OllamaFields(AnswerFields):
@@ -57,7 +71,7 @@ class OllamaFields(AnswerFields):
     enforced while the answer is written. Default: text."""
     options: Options | None = None
     """How the answer is made. Default: the model's."""
-    think: bool | Literal["low", "medium", "high"] | None = None
+    think: Think | None = None
     """Whether, or with how much effort, the model thinks before it answers, for models that can
     switch it. Of a model that does not think, anything but false is a 400. Default: the model's."""
     logprobs: bool | None = None
@@ -73,7 +87,7 @@ class OllamaFields(AnswerFields):
     @property
     def token_limit(self) -> int | None:
         limit = self.options.num_predict if self.options else None
-        return None if limit is None or limit < 0 else limit
+        return limit if limit is not None and limit > 0 else None
 
     @property
     def stop_texts(self) -> tuple[str, ...]:

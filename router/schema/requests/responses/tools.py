@@ -21,7 +21,16 @@ from lmx.router.schema.requests.conversation.tools import (
     refuse_second,
 )
 from lmx.router.schema.requests.responses.grammar import StepBudget, input_pattern
-from lmx.router.schema.validation import TEXT, FreeObject, Strict, invalid, missing, short, type_of
+from lmx.router.schema.validation import (
+    BLOCK_TYPE,
+    TEXT,
+    FreeObject,
+    Strict,
+    invalid,
+    missing,
+    short,
+    type_of,
+)
 
 MAX_GRAMMAR_CHARS: Final = 65_536
 
@@ -74,7 +83,11 @@ class CustomTool(Strict):
     format: (
         Annotated[
             Annotated[TextFormat, Tag("<text>")] | Annotated[GrammarFormat, Tag("<grammar>")],
-            Discriminator(lambda value: f"<{type_of(value)}>", custom_error_type="dict_type"),
+            Discriminator(
+                lambda value: f"<{type_of(value)}>",
+                custom_error_type=BLOCK_TYPE,
+                custom_error_message="a form",
+            ),
         ]
         | None
     ) = None
@@ -96,7 +109,7 @@ def _tag(*kinds: str) -> Discriminator:
             return None
         return f"<{kind}>" if kind in kinds else "<hosted>"
 
-    return Discriminator(tag, custom_error_type="dict_type")
+    return Discriminator(tag, custom_error_type=BLOCK_TYPE, custom_error_message="a tool")
 
 
 def flat_tool(tool: Any) -> Any:

@@ -39,7 +39,7 @@ async def test_infill_answers_as_llama_cpp_does() -> None:
     async with router_rig() as rig:
         await rig.publish(ready(MODEL, INSTANCE, created_s=1, context_length=500), default=MODEL)
         status, whole = await rig.post_json(
-            "/infill", **GAP, samplers=["top_k"], cache_prompt=True, seed=-1
+            "/infill", **GAP, samplers=["top_k"], cache_prompt=True, seed=-1, prompt=None
         )
         assert (status, whole["content"], whole["stop"]) == (200, TEXT, True)
         assert (whole["model"], whole["stop_type"], whole["stopping_word"]) == (MODEL, "eos", "")

@@ -201,6 +201,8 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     ({"reasoning_effort": 5}, "reasoning_effort", VALUE, "'low'"),
     ({"enable_thinking": "no"}, "enable_thinking", TYPE, "a boolean"),
     ({"thinking_budget": -1}, "thinking_budget", VALUE, "at least 0"),
+    ({"think": "most"}, "think", VALUE, "'high' or 'max', got \"most\""),
+    ({"think": 1}, "think", TYPE, "a boolean or a string, got 1"),
     ({"thinking_token_budget": 1.5}, "thinking_token_budget", TYPE, "an integer"),
     (
         {"thinking_budget": 5, "thinking_token_budget": 6},
@@ -220,7 +222,7 @@ def test_faults(fields: dict[str, Any], param: str, code: ErrorCode, words: str)
 
 def test_sampling_as_a_worker_is_sent_it() -> None:
     given = {
-        "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "typical_p": 0.7, "seed": -1,
+        "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "typical_p": 0.7, "seed": -2,
         "repetition_penalty": 1.1, "presence_penalty": -1, "frequency_penalty": 2,
         "ignore_eos": True, "min_tokens": 3,
     }  # fmt: skip
@@ -424,6 +426,8 @@ THINKING: list[tuple[dict[str, Any], Thinking]] = [
     ({"reasoning_effort": "none"}, Thinking(effort="none", enabled=False)),
     ({"enable_thinking": True, "reasoning_effort": "none"}, Thinking("none", enabled=True)),
     ({"enable_thinking": False}, Thinking(enabled=False)),
+    ({"think": "max"}, Thinking("max", param="think")),
+    ({"think": True}, Thinking(enabled=True)),
     ({"chat_template_kwargs": {"enable_thinking": False}}, Thinking(enabled=False)),
     (
         {"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none"},

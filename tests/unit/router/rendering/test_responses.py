@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import ResponseStreamEvent
@@ -268,6 +269,20 @@ def test_an_input_is_read_the_same_however_it_is_cut(
     places = [0, *sorted(cuts), len(arguments)]
     pieces = [arguments[start:end] for start, end in itertools.pairwise(places)]
     assert "".join([*map(reader.read, pieces), reader.end()]) == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (r'{"input":"a\x"}', r"a\x"), (r'{"input":"a\u12"}', r"a\u12"),
+        (r'{"input":"\ud83d"}', "\ufffd"), (r'{"input":"\ud83d\n"}', "\ufffd\n"),
+        (r'{"input":"a\u12', "a"), ('{"input":"a\\', "a"), (r'{"input":"a\ud83d\ude', "a"),
+    ],
+)  # fmt: skip
+def test_an_input_with_a_wrong_escape_or_cut_off_in_one(arguments: str, wanted: str) -> None:
+    for pieces in ([arguments], list(arguments)):
+        reader = InputReader()
+        assert "".join([*map(reader.read, pieces), reader.end()]) == wanted
 
 
 def test_arguments_of_another_form_are_the_input() -> None:

@@ -105,6 +105,8 @@ def test_media_are_numbered_through_all_messages() -> None:
 def test_text_alone_stays_what_it_was_on_the_wire() -> None:
     content, sources = parsed(TEXT, {"type": "text", "text": "Say it."})
     assert (content, sources) == ("What is it?\nSay it.", ())
+    content, _ = parsed(TEXT, {"type": "refusal", "refusal": "No."})
+    assert content == "What is it?\nNo."
     _, generate, _ = parse_chat({"messages": [{"role": "user", "content": [TEXT]}]})
     assert b"media" not in encode(generate)
 
@@ -117,6 +119,7 @@ def test_how_closely_an_image_is_seen() -> None:
     assert seen({"image_url": URL}) == ("auto", None, None)
     assert seen({"image_url": {"url": URL, "detail": None}}) == ("auto", None, None)
     assert seen({"image_url": {"url": URL, "detail": "high"}}) == ("high", None, None)
+    assert seen({"image_url": {"url": URL, "detail": "original"}}) == ("high", None, None)
     assert seen({"image_url": {"url": URL, "detail": "low"}}) == ("low", None, 512 * 512)
     assert seen({"image_url": URL, "min_pixels": 5, "max_pixels": 50}) == ("auto", 5, 50)
     low = {"url": URL, "detail": "low"}

@@ -257,6 +257,23 @@ def test_tools_of_all_kinds() -> None:
 
 
 @pytest.mark.parametrize(
+    ("tool", "param", "words"),
+    [
+        ({"name": "f"}, "tools[0]", "an object with a `type`, got an object of 1"),
+        (
+            {"type": "custom", "name": "f", "format": {"type": "json"}},
+            "tools[0].format",
+            'of the type "json"',
+        ),
+    ],
+)
+def test_a_tool_of_no_known_type(tool: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(words)) as caught:
+        asked(tools=[tool])
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
     ("choice", "wanted", "function", "allowed"),
     [
         ("auto", ToolChoice.AUTO, None, None),

@@ -96,7 +96,7 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     (with_part({"type": "image_url", "image_url": {"url": 5}}),
      "messages[0].content[1].image_url.url", TYPE, "a string"),
     (with_part({"type": "image_url", "image_url": {"url": "a", "detail": "fine"}}),
-     "messages[0].content[1].image_url.detail", VALUE, "'auto', 'low' or 'high'"),
+     "messages[0].content[1].image_url.detail", VALUE, "'auto', 'low', 'high' or 'original'"),
     (with_part({"type": "image_url", "image_url": "a", "min_pixels": 9, "max_pixels": 8}),
      "messages[0].content[1].min_pixels", VALUE, "more than"),
     (with_part({"type": "video_url", "video_url": "a", "max_frames": 0}),
@@ -241,6 +241,11 @@ def test_limits_and_stops() -> None:
     assert (request.token_limit, request.stop_texts) == (5, ("x",))
     assert parse_chat(chat(max_tokens=4))[1].max_tokens == 4
     assert parse_chat(chat())[1].max_tokens is None
+
+
+def test_a_seed_of_minus_one_is_none() -> None:
+    assert parse_chat(chat(seed=-1))[1].sampling.seed is None
+    assert parse_chat(chat(seed=-2))[1].sampling.seed == -2
 
 
 @pytest.mark.parametrize(

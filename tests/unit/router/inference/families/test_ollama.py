@@ -314,11 +314,43 @@ async def test_the_lists(rig: Rig) -> None:
     assert found["version"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "limit", "seed", "effort"),
+    [
+        ({"options": {"num_predict": 128.0, "seed": 7.0, "top_k": 5.0}}, 128, 7, None),
+        ({"options": {"num_predict": 0, "seed": -1}}, None, None, None),
+        ({"options": {"num_predict": -2.0}, "think": "max"}, None, None, "max"),
+    ],
+)
+def test_values_as_programs_for_ollama_send_them(
+    fields: dict[str, Any], limit: int | None, seed: int | None, effort: str | None
+) -> None:
+    sent = parse_ollama_chat({"model": "m", "messages": [HI], **fields})[1]
+    assert (sent.max_tokens, sent.sampling.seed, sent.thinking.effort) == (limit, seed, effort)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"options": {"num_predict": 1.5}}, "options.num_predict"),
+        ({"options": {"top_k": float("inf")}}, "options.top_k"),
+        ({"options": [1.0]}, "options"),
+        ({"think": "most"}, "think"),
+        ({"think": {}}, "think"),
+    ],
+)
+def test_values_that_ollama_would_not_take(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_ollama_chat({"model": "m", "messages": [HI], **fields})
+    assert caught.value.param == param
+
+
 def test_results_belong_to_their_calls() -> None:
     call = {"function": {"name": "f", "arguments": {"a": 2**64}}}
+    other = {"name": "g", "arguments": None}
     messages = [
         HI,
-        {"role": "assistant", "content": "", "tool_calls": [call, {"function": {"name": "g"}}]},
+        {"role": "assistant", "content": "", "tool_calls": [call, {"function": other}]},
         {"role": "tool", "tool_name": "g", "content": "2"},
         {"role": "tool", "content": "1"},
     ]
