@@ -236,7 +236,7 @@ class GenerationFields(SamplingFields, StructureFields, AnswerFields, SharingFie
     """What a stream has besides the answer. It is allowed with `stream: true` only."""
     max_completion_tokens: _AnswerLimit | None = None
     """How many tokens the answer has at most, reasoning included. The model's `max_tokens_limit`
-    caps it. -1 is the same as none. Default: the model's, else up to the context."""
+    and its context cap it. -1 is the same as none. Default: the model's, else up to the context."""
     max_tokens: _AnswerLimit | None = None
     """The older name of `max_completion_tokens`. Both, different, are a 400."""
     stop: Stops = None

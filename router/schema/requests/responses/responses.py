@@ -188,7 +188,7 @@ class ResponsesRequest(
     are kept. Default: true."""
     max_output_tokens: Positive | None = None
     """How many tokens the answer has at most, thinking included. The model's `max_tokens_limit`
-    caps it. Default: the model's, else up to the context."""
+    and its context cap it. Default: the model's, else up to the context."""
     max_tool_calls: Positive | None = None
     """It is accepted, and changes nothing: it limits calls that OpenAI's servers run."""
     repetition_penalty: float | None = parameter("repetition_penalty")
