@@ -3,14 +3,14 @@
 Source: the documentation of Anthropic's Messages API, and the types of its Python library.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
 from lmx.protocol.states import MediaKind
 from lmx.router.media.source import MediaSource, NamedFile, PartSource
-from lmx.router.schema.requests.conversation.documents import document_text
+from lmx.router.schema.requests.conversation.documents import document_ends, document_text
 from lmx.router.schema.validation import (
     BLOCK_TYPE,
     LIST,
@@ -150,15 +150,22 @@ class PlainTextSource(Strict):
     """The text."""
 
 
+_DocumentPart = Annotated[
+    Annotated[TextBlock, Tag("<text>")] | Annotated[ImageBlock, Tag("<image>")],
+    _by_type("text", "image"),
+]
+
+
 class ContentSource(Strict):
     """A document that is made of blocks."""
 
     type: Literal["content"]
     """Blocks."""
     content: Annotated[
-        Annotated[str, Tag(TEXT)] | Annotated[list[TextBlock], _BLOCKS, Tag(LIST)], TEXT_OR_LIST
+        Annotated[str, Tag(TEXT)] | Annotated[list[_DocumentPart], _BLOCKS, Tag(LIST)],
+        TEXT_OR_LIST,
     ]
-    """A text, or blocks of text."""
+    """A text, or blocks of text and images."""
 
 
 class UnreadSource(Strict):
@@ -171,7 +178,7 @@ class UnreadSource(Strict):
 
 
 class DocumentBlock(Strict):
-    """A document, of text alone: PDFs are not read."""
+    """A document, of text and images: PDFs are not read."""
 
     type: Literal["document"]
     """A document."""
@@ -182,7 +189,7 @@ class DocumentBlock(Strict):
         | Annotated[UnreadSource, Tag("<other>")],
         _by_type("text", "content", "file", others=("base64", "url").__contains__),
     ]
-    """Where its text is."""
+    """Where its content is."""
     title: str | None = None
     """Its title."""
     context: str | None = None
@@ -195,14 +202,23 @@ class DocumentBlock(Strict):
         param, texts = f"{path}.source.file_id", frozenset({None})
         return NamedFile(self.source.file_id, param, texts, notes=self._notes)
 
-    @property
-    def text(self) -> str:
-        """The document as a model reads it."""
+    def pieces(self, path: str) -> Iterator[PartSource | str]:
+        """Yield what a model sees and reads of the document at ``path``, if its text is in it."""
         source = self.source
         if isinstance(source, UnreadSource | FileSource):
-            return ""
-        text = source.data if isinstance(source, PlainTextSource) else texts_of(source.content)
-        return document_text(text, self._notes)
+            return
+        beginning, end = document_ends(self._notes)
+        yield beginning
+        content = source.data if isinstance(source, PlainTextSource) else source.content
+        if isinstance(content, str):
+            yield content
+        else:
+            for index, block in enumerate(content):
+                if isinstance(block, TextBlock):
+                    yield block.text
+                else:
+                    yield block.media(f"{path}.source.content[{index}]")
+        yield end
 
     @property
     def _notes(self) -> tuple[tuple[str, str | None], ...]:
@@ -313,10 +329,10 @@ def texts_of(content: str | Sequence[BaseModel] | None) -> str:
 
 
 def text_of(block: BaseModel) -> str | None:
-    """Return what a model reads of a block of text, a document, a search result or a tool's name;
-    None of any other block."""
+    """Return what a model reads of a block of text, a search result or a tool's name; None of any
+    other block."""
     if isinstance(block, TextBlock):
         return block.text
     if isinstance(block, ToolReferenceBlock):
         return block.tool_name
-    return block.text if isinstance(block, DocumentBlock | SearchResultBlock) else None
+    return block.text if isinstance(block, SearchResultBlock) else None

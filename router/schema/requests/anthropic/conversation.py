@@ -170,22 +170,33 @@ def _content_of(
 ) -> str | list[dict[str, Any]]:
     """Return what a model reads and sees of blocks: one string if there are no images and files.
     ``media`` gets these."""
-    sources = [_source_of(block, f"{path}[{index}]") for index, block in enumerate(blocks)]
-    if not any(sources):
-        return texts_of(blocks)
+    pieces = [
+        piece for index, block in enumerate(blocks) for piece in _pieces(block, f"{path}[{index}]")
+    ]
+    texts = [piece for piece in pieces if isinstance(piece, str)]
+    if len(texts) == len(pieces):
+        return "\n".join(texts)
     parts: list[dict[str, Any]] = []
-    for block, source in zip(blocks, sources, strict=True):
-        if source is not None:
-            parts.append(placeholder(source, media))
-        elif text := text_of(block):
-            parts.append({"type": "text", "text": text})
+    for piece in pieces:
+        if not isinstance(piece, str):
+            parts.append(placeholder(piece, media))
+        elif piece:
+            parts.append({"type": "text", "text": piece})
     return joined_texts(parts)
 
 
-def _source_of(block: BaseModel, path: str) -> PartSource | None:
+def _pieces(block: BaseModel, path: str) -> Iterator[PartSource | str]:
+    """Yield what a model sees and reads of the block at ``path``."""
     if isinstance(block, ImageBlock):
-        return block.media(path)
-    return block.named(path) if isinstance(block, DocumentBlock) else None
+        yield block.media(path)
+    elif isinstance(block, DocumentBlock):
+        named = block.named(path)
+        if named is not None:
+            yield named
+        else:
+            yield from block.pieces(path)
+    elif (text := text_of(block)) is not None:
+        yield text
 
 
 def _assistant_messages(turn: Turn) -> Iterator[dict[str, Any]]:

@@ -28,8 +28,14 @@ _ENCODINGS: Final = (
 
 def document_text(text: str, named: Sequence[tuple[str, str | None]]) -> str:
     """Return a document as a model reads it. ``named`` is the notes on it, each with its name."""
-    head = "".join(f"<{name}>{value}</{name}>\n" for name, value in named if value)
-    return f"<document>\n{head}{text}\n</document>"
+    beginning, end = document_ends(named)
+    return f"{beginning}\n{text}\n{end}"
+
+
+def document_ends(named: Sequence[tuple[str, str | None]]) -> tuple[str, str]:
+    """Return the lines before and after what is in such a document."""
+    notes = [f"<{name}>{value}</{name}>" for name, value in named if value]
+    return "\n".join(["<document>", *notes]), "</document>"
 
 
 def file_text(data: str, param: str) -> str:

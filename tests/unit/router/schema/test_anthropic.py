@@ -116,6 +116,26 @@ def test_documents_are_text() -> None:
     )
 
 
+def test_a_document_may_have_images() -> None:
+    image = {"type": "image", "source": {"type": "url", "url": "http://a.example/b.png"}}
+    source = {"type": "content", "content": [*text("a"), image, *text("", "b")]}
+    document = {"type": "document", "source": source, "title": "It"}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [document]}
+    parts = [
+        {"type": "text", "text": "<document>\n<title>It</title>\na"},
+        {"type": "image", "media": 0},
+        {"type": "text", "text": "b\n</document>"},
+    ]
+    place = "source.content[1].source.url"
+    for blocks, path in (
+        ([document], f"messages[0].content[0].{place}"),
+        ([result], f"messages[0].content[0].content[0].{place}"),
+    ):
+        _, made, media = parse_messages(body({"role": "user", "content": blocks}))
+        assert made.messages is not None and made.messages[0]["content"] == parts
+        assert [one.param for one in media] == [path]
+
+
 def test_search_results_are_documents() -> None:
     found = {
         "type": "search_result",
