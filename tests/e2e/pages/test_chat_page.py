@@ -714,6 +714,8 @@ async def test_a_tool_is_called_and_its_result_sent(page: Page) -> None:
     await page.run(give)
     await press(page, "Escape")
     await answered(page)
+    for version in ("Next version", "Version before"):
+        await page.run(f"document.querySelector('.user [aria-label=\\'{version}\\']').click()")
     await page.run(f"window.fetch = window.own; {give}")
     await until(page, "sent.length === 2", "the result that is sent")
     assert (await answered(page))["text"].strip() == SENTENCE
