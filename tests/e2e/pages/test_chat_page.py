@@ -207,7 +207,7 @@ async def test_an_answer(page: Page) -> None:
     assert "Stopped" in (await answered(page))["figures"]
     assert await page.run("document.activeElement.id") == "send", "the focus is kept"
 
-    await say(page, LONG)
+    await say(page, {**LONG, "tokens": 4000})
     await until(page, f"{at('thread')}.scrollTop > 300", "an answer longer than the page")
     ends = (
         "[...document.querySelectorAll('#turns .block')].at(-1).getBoundingClientRect().bottom"
