@@ -325,8 +325,8 @@ def asked_of(
     )
     messages = conversation.messages
     if not messages and items:
-        left_out = shown(items[-1].type or "")
-        raise invalid("input", f"has nothing that a model reads: {left_out} is left out.")
+        kind = shown(items[-1].type or "")
+        raise invalid("input", f"has nothing that a model reads: {kind} is left out.")
     if not messages:
         raise missing("input", "is required but missing: a text, or items of a conversation.")
     if len(messages) > MAX_MESSAGES:
