@@ -153,9 +153,9 @@ async def test_a_disk_that_takes_nothing_is_reported_and_passes_by_itself(server
 @pytest.mark.parametrize("model", LOADS)
 async def test_a_load_that_ends_badly_says_how(server: Rig, model: str) -> None:
     _, cause = LOADS[model]
-    async with http() as session:
-        async with asyncio.timeout(90):
-            status, error = await whole(session, server.url, model, QUICKLY)
+    # The time in which a load waits for a processor does not count against it.
+    async with http(400) as session, asyncio.timeout(400):
+        status, error = await whole(session, server.url, model, QUICKLY)
     assert (status, error["code"] in ("model_load_failed", "model_quarantined")) == (503, True)
     line = await asyncio.to_thread(server.wait_state, model, "quarantined")
     last = await asyncio.to_thread(last_exit, server, model)
