@@ -145,15 +145,6 @@ async def test_refusal_is_a_real_status_also_for_streams(stream: bool) -> None:
     }
 
 
-async def test_queue_full_is_429_with_retry_after() -> None:
-    refuse = refuses(ErrorCode.QUEUE_FULL, "32 wait", retry_after_s=2.2)
-
-    async with router_rig(refuse) as rig, rig.chat() as response:
-        assert response.status == 429
-        assert response.headers["Retry-After"] == "3"
-        assert (await response.json())["error"]["code"] == "queue_full"
-
-
 async def test_failure_before_the_first_token() -> None:
     async with router_rig(plays(fails(ErrorCode.ENGINE_ERROR, "no kernel"))) as rig:
         status, body = await rig.chat_json()

@@ -16,7 +16,7 @@ from lmx.router.http.endpoint import Access
 from lmx.router.http.errors import http_status
 from lmx.router.server.routes import ROUTES
 from tests.support.clients.answer_check import check_shape
-from tests.support.fakes.fake_peers import plays, ready, until
+from tests.support.fakes.fake_peers import plays, ready, refuses, until
 from tests.support.rigs.router_rig import INSTANCE, MODEL, router_rig
 
 HI = {"role": "user", "content": "hi"}
@@ -103,6 +103,16 @@ async def test_refusals(path: str) -> None:
                 status, body = await rig.post_json(path, model=MODEL, stream=stream, **fields)
                 said = (wanted, stream, body)
                 assert (status, code_of(body, family)) == (http_status(wanted), wanted.value), said
+
+
+@pytest.mark.parametrize("path", WAYS)
+async def test_a_full_queue_says_when_to_come_back(path: str) -> None:
+    fields, family = WAYS[path]
+    refuse = refuses(ErrorCode.QUEUE_FULL, "32 wait", retry_after_s=2.2)
+    body = {"model": MODEL, **fields}
+    async with router_rig(refuse) as rig, rig.http.post(f"{rig.url}{path}", json=body) as response:
+        assert (response.status, response.headers["Retry-After"]) == (429, "3")
+        assert code_of(await response.json(), family) == "queue_full"
 
 
 @pytest.mark.parametrize("path", WAYS)
