@@ -49,8 +49,17 @@ def _parts(message: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, 
     for field in ("content", "output"):
         for where, part in _objects(message.get(field), f"{path}.{field}"):
             yield where, part
-            # The results of tools have parts of their own.
-            yield from _objects(part.get("content"), f"{where}.content")
+            for inner_path, inner in _inside(part, where):
+                yield inner_path, inner
+                yield from _inside(inner, inner_path)
+
+
+def _inside(part: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the parts of a tool's result, and of a document."""
+    yield from _objects(part.get("content"), f"{path}.content")
+    source = part.get("source")
+    if isinstance(source, dict):
+        yield from _objects(source.get("content"), f"{path}.source.content")
 
 
 def _objects(value: object, path: str) -> Iterator[tuple[str, dict[str, Any]]]:

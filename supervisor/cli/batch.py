@@ -217,7 +217,8 @@ def _wait(api: HttpClient, found: Any, *, quiet: bool = False) -> Any:
             if error.code not in _RESTARTED or is_late or (is_new and is_denied):
                 raise
             if not is_new:
-                click.echo(f"waiting for lmx: {error.message}", err=True)
+                cleared = "\r\x1b[K" if shows else ""
+                click.echo(f"{cleared}waiting for lmx: {error.message}", err=True)
             client = None
     if shows:
         click.echo("\r\x1b[K", nl=False, err=True)
@@ -242,10 +243,11 @@ def _write_results(api: HttpClient, found: Any, to: BinaryIO) -> None:
 
 def _check_target(target: Path) -> None:
     """Raise :class:`click.UsageError` unless results can be written there, before a batch runs."""
-    folder = target.absolute().parent
+    written = target.absolute() if _is_replaced(target) else target.resolve()
+    folder = written.parent
     if not folder.is_dir():
         raise click.UsageError(f"{target}: there is no folder {folder}")
-    where = folder if _is_replaced(target) else target
+    where = folder if _is_replaced(written) else written
     if not os.access(where, os.W_OK):
         raise click.UsageError(f"{target}: {where} can't be written; --output names another file")
 

@@ -51,13 +51,13 @@ from lmx.supervisor.sockets.client import (
     open_client,
     supervisor_runs,
 )
+from lmx.supervisor.sockets.remote import DELETE_S
 from lmx.supervisor.state.home import Home
 
 _POLL_S: Final = 0.5
 _SHORT_NAMES: Final = f" (known are {', '.join(KNOWN_MODELS)})"
 _START_S: Final = 60.0
 _SCAN_S: Final = 90.0
-_DELETE_S: Final = 3900.0
 _MOST_FOUND: Final = 20
 _RUNNING: Final = (DownloadStatus.STARTING, DownloadStatus.DOWNLOADING)
 
@@ -422,7 +422,7 @@ def _on_disk(model: AvailableModel) -> _Row:
 def delete_model(place: Place, model: str, *, force: bool) -> None:
     deleted: Deleted
     if not isinstance(place, Home) or supervisor_runs(place):
-        with open_client(place, _DELETE_S) as client:
+        with open_client(place, DELETE_S) as client:
             deleted = client.ask(DeleteModel(model, force))
     else:
         from lmx.supervisor.cli.command import own_config

@@ -463,7 +463,7 @@ _TABLE: Final[dict[tuple[WorkerState, type], _Handler]] = {
     # An adopted worker loaded when it was asked to drain before its hello.
     (_S.DRAINING, control.LoadAdvanced): _drained,
     (_S.DRAINING, control.Loaded): _drained,
-    (_S.DRAINING, control.LoadFailed): _load_failed,
+    (_S.DRAINING, control.LoadFailed): _drained,
     (_S.DRAINING, control.WorkerBeat): _draining_beat,
     (_S.DRAINING, control.DrainRefused): _drain_refused,
     (_S.DRAINING, control.Drained): _drained,

@@ -134,6 +134,8 @@ def _remove(api: _Api, question: inventory.RemoveModel) -> control.Done:
 
 
 _STREAMS_S: Final = 900.0
+DELETE_S: Final = 3900.0
+"""How long a deletion may take, with the wait for its worker and for a slow disk."""
 
 
 def _reload(api: _Api, _: control.ReloadConfig) -> control.Reloaded:
@@ -217,7 +219,7 @@ def _available(api: _Api, _: inventory.GetAvailable) -> inventory.Available:
 def _delete(api: _Api, question: inventory.DeleteModel) -> inventory.Deleted:
     query = {"force": "true"} if question.force else None
     answer = api.call(
-        "DELETE", f"/admin/models/{quote(question.model_id)}", query=query, limit_s=_STREAMS_S
+        "DELETE", f"/admin/models/{quote(question.model_id)}", query=query, limit_s=DELETE_S
     )
     return inventory.Deleted(answer["model_id"], answer["freed_bytes"])
 

@@ -38,7 +38,7 @@ export function listen(emptied, onTaken) {
       return;
     }
     if (!wanted) stopAll();
-    await setKeeps(wanted);
+    await setKeeps(wanted).catch((error) => showFault(`The browser did not keep all that is open: ${error?.message}`));
     if (many) emptied();
     showStorage();
   });

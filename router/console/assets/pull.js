@@ -82,6 +82,7 @@ export function makePulls(console) {
       const repository = text.includes("/") ? text : (await planOf(console, text)).model;
       await console.request(PATH, { body: { repo_id: repository } });
       dialog.close();
+      follows = true;
       refresh();
     } catch (/** @type {any} */ error) {
       say(error.message);

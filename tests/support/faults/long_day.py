@@ -40,6 +40,7 @@ _BURST: Final = 3
 _LEAVES: Final = 0.12
 _READS_SLOWLY: Final = 0.10
 _COMMAND_EVERY_S: Final = 10.0
+_LAST_ROUTER_SHARE: Final = 0.5
 _PINNED_S: Final = 20.0
 
 CODES: Final = {
@@ -96,7 +97,9 @@ async def live(lmx: Rig, client: aiohttp.ClientSession, url: str, seed: int, las
 
     async def command(draw: random.Random) -> None:
         await asyncio.sleep(draw.uniform(0, 2 * _COMMAND_EVERY_S))
-        await asyncio.to_thread(_command, lmx, day, draw)
+        # The last router lives for long enough to show whether its memory grows.
+        replaces_router = time.monotonic() < end_s - _LAST_ROUTER_SHARE * lasts_s
+        await asyncio.to_thread(_command, lmx, day, draw, replaces_router=replaces_router)
 
     async with asyncio.TaskGroup() as group:
         for number, what in enumerate((*([one] * _CLIENTS), burst, command, command)):
@@ -137,14 +140,14 @@ async def _send(
         await asyncio.sleep(draw.expovariate(1))
 
 
-def _command(lmx: Rig, day: Day, draw: random.Random) -> None:
+def _command(lmx: Rig, day: Day, draw: random.Random, *, replaces_router: bool) -> None:
     """Give one; it may be refused, since others want the same memory."""
     model = draw.choice((*TEXT, SEES, HEARS, EMBEDS))
     words = draw.choice(
         (
             ("load", model), ("unload", model), ("kill", model), ("pin", model), ("restart", model),
             ("reload",), ("restart", "--router"),
-        )
+        )[: None if replaces_router else -1]
     )  # fmt: skip
     name = words[0] if len(words) < 2 or words[1] == model else " ".join(words)
     day.commands[name] += 1

@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+)
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.media.source import NamedFile, PartSource
@@ -34,6 +42,7 @@ from lmx.router.schema.validation import (
     CallArguments,
     NonEmpty,
     Strict,
+    arguments_text,
     missing,
     type_of,
     unsupported,
@@ -202,8 +211,11 @@ class FunctionCallItem(Strict):
     """The function."""
     namespace: str | None = None
     """The namespace that the function is in."""
+    # What is stored is the text, which keeps integers of any size.
     arguments: Annotated[
-        Annotated[str, Tag(TEXT)] | Annotated[CallArguments, Tag(OBJECT)], TEXT_OR_OBJECT
+        Annotated[str, Tag(TEXT)]
+        | Annotated[CallArguments, AfterValidator(arguments_text), Tag(OBJECT)],
+        TEXT_OR_OBJECT,
     ] = "{}"
     """The arguments: a JSON text, or an object."""
 

@@ -56,6 +56,8 @@ async def test_the_content_goes_along_in_the_form_of_every_api() -> None:
             (messages, {"type": "image", "source": {"type": "file", "file_id": png}}, PNG),
             (messages, {"type": "document", "title": "notes.md",
                         "source": {"type": "file", "file_id": notes}}, NOTES),
+            (messages, {"type": "document", "source": {"type": "content", "content": [
+                {"type": "image", "source": {"type": "file", "file_id": png}}]}}, PNG),
         ]  # fmt: skip
         for path, part, content in cases:
             field = "input" if path == responses else "messages"

@@ -7,6 +7,7 @@ import json
 import re
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from lmx.router.media.source import MediaSource
 from lmx.router.rendering.responses.sealing import sealed, sealing_key
 from lmx.router.rendering.responses.tools import CalledTool
 from lmx.router.schema.requests.responses.grammar import StepBudget, input_pattern
+from lmx.router.schema.requests.responses.items import ITEMS, stored_items
 from lmx.router.schema.requests.responses.responses import (
     Asked,
     asked_of,
@@ -98,6 +100,8 @@ def test_arguments_may_be_an_object_with_integers_of_any_size() -> None:
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": {"a": [2**64]}}
     made = messages_of({"role": "user", "content": "hi"}, call)
     assert made[1]["tool_calls"][0]["function"]["arguments"] == '{"a":[18446744073709551616]}'
+    (stored,) = orjson.loads(stored_items(ITEMS.validate_python([call])))
+    assert stored["arguments"] == '{"a":[18446744073709551616]}'
 
 
 def file(data: bytes | str, **fields: Any) -> dict[str, Any]:

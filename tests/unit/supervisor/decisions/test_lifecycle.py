@@ -423,6 +423,7 @@ def test_an_operator_gives_a_worker_that_drains_by_itself_a_deadline() -> None:
         hello(WorkerState.LOADING),
         replace(beat(), state=WorkerState.LOADING),
         control.LoadAdvanced(ME, LoadPhase.WEIGHTS, 0.5),
+        control.LoadFailed(ME, ErrorCode.MODEL_LOAD_FAILED, "no weights"),
         LOADED,
     ],
 )

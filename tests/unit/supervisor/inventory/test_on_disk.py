@@ -9,7 +9,6 @@ import pytest
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.states import DownloadStatus, QuantizedBits
 from lmx.router.operators import models
-from lmx.supervisor.cli import download as download_command
 from lmx.supervisor.config.model import ModelConfig
 from lmx.supervisor.config.sources import parse_source
 from lmx.supervisor.inventory import deletion, disk
@@ -17,6 +16,7 @@ from lmx.supervisor.inventory.disk import CachedRepo, Conversion, Snapshot
 from lmx.supervisor.inventory.download_records import Download
 from lmx.supervisor.inventory.on_disk import DeletionPlan, Served, available, plan_deletion, users
 from lmx.supervisor.memory.files import STAMP_NAME, file_sizes
+from lmx.supervisor.sockets import remote
 
 ROOT = Path("/cache/models--org--m")
 MAIN = Snapshot("a" * 40, ("main",), ROOT / "snapshots" / ("a" * 40), None)
@@ -196,4 +196,4 @@ async def test_folders_that_change_meanwhile_are_left_out(
 
 def test_who_asks_for_a_deletion_waits_for_as_long_as_it_may_take() -> None:
     longest_s = deletion._UNLOAD_S + disk._SCAN_S + disk._DELETE_S
-    assert min(download_command._DELETE_S, models._DELETE_DEADLINE_S) > longest_s
+    assert min(remote.DELETE_S, models._DELETE_DEADLINE_S) > longest_s
