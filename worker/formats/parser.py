@@ -186,7 +186,11 @@ class OutputParser:
             text = text.rpartition(messages.body)[2]
             opening = (messages.start, messages.recipient)
         # A header is no text for a reader.
-        is_header = self._has_channels or text.lstrip().startswith(opening)
+        is_header = (
+            self._has_channels
+            or text.lstrip().startswith(opening)
+            or any(one.startswith(text.strip()) for one in opening)
+        )
         return [] if is_header or not text.strip() else [Part(DeltaKind.CONTENT, text)]
 
     def _parts(self) -> list[Part]:
@@ -232,23 +236,41 @@ class OutputParser:
         while True:
             feed.mark()
             marker: str | None = form.ends[0]
+            space = ""
             while marker in form.ends:
-                yield from feed.skip()
+                space = yield from feed.skip()
                 marker = yield from feed.starts((*form.ends, form.start, form.recipient))
             header = marker or ""
-            if marker is not None:
+            if marker == form.start:
                 # Only the first header begins with its recipient.
-                header += yield from feed.skip(_NAME_CHARACTERS + " =" * (marker == form.start))
+                header += yield from feed.skip(_NAME_CHARACTERS)
+                header += (yield from feed.starts((f" {form.recipient}",))) or ""
+            if header.endswith(form.recipient):
+                header += yield from feed.skip(_NAME_CHARACTERS)
             if marker is None or (yield from feed.starts((form.body,))) is None:
-                # Text without a header; at the end, a header that was cut off.
-                if (yield from feed.char()):
-                    self._write(feed.marked())
+                text, rest = feed.marked(), feed.rest
+                if feed.ended and self._in_header(form, space, header + rest):
+                    feed.read(len(rest))
+                else:
+                    self._write(text)
                 return
             feed.unmark()
             if not (header + form.body).endswith(form.thinking.start):
                 self._trim = True
                 return
             yield from self._think(form.thinking)
+
+    def _in_header(self, form: MessageForm, space: str, text: str) -> bool:
+        """Return whether an answer that ends with ``text``, between two messages and behind
+        ``space``, was cut off in a header, or before it."""
+        opening = f" {form.recipient}"
+        if text.startswith(form.start):
+            text = text.removeprefix(form.start)
+            opening = form.role + opening
+        elif space and not self._wrote:
+            text = f" {text}"
+        name = text.removeprefix(opening)
+        return opening.startswith(text) or (name != text and not name.strip(_NAME_CHARACTERS))
 
     def _pass_marker(self, marker: str) -> None:
         """Handle a marker with which neither a thought nor a call begins: it opens or closes the

@@ -74,9 +74,23 @@ THOUGHT = f" to=self<|message|>hm<|eom|>{NEXT}"
         (" to=se", [], "", ""),
         (f"{THOUGHT} to=us", ["reasoning"], "hm", ""),
         ("Hi.<|eom|><|start|>assi", ["content"], "", "Hi."),
+        (" t", [], "", ""),
+        (f"{THOUGHT} t", ["reasoning"], "hm", ""),
+        (f"Hi.<|eom|>{NEXT} to", ["content"], "", "Hi."),
+        (f"{THOUGHT} to=user<|message|>Hi.<|eom|>{NEXT} to=now.n", ["reasoning", "content"], "hm",
+         "Hi."),
         # What has no header, or looks like one.
         ("Hi to=self.", ["content"], "", "Hi to=self."),
         (" to=5 is it", ["content"], "", " to=5 is it"),
+        ("to=be", ["content"], "", "to=be"),
+        ("to", ["content"], "", "to"),
+        ("<", ["content"], "", "<"),
+        ("Say <|eom|> to=x", ["content"], "", "Say <|eom|> to=x"),
+        ("Say <|eom|> t", ["content"], "", "Say <|eom|> t"),
+        (" to=user<|message|>Each turn begins with <|start|> and then the name of the role",
+         ["content"], "", "Each turn begins with <|start|> and then the name of the role"),
+        (" to=user<|message|>It is <|start|>user to=x", ["content"], "",
+         "It is <|start|>user to=x"),
         (" to=user<|message|>The recipient is to=self<|message|>.", ["content"], "",
          "The recipient is to=self<|message|>."),
         (f"{THOUGHT} to=user<|message|>A <|start|>? B", ["reasoning", "content"], "hm",
@@ -93,6 +107,14 @@ def test_muse(text: str, order: list[str], reasoned: str, content: str) -> None:
         assert parsed.objects == [("now", {})] * sum(kind.startswith("call") for kind in order)
 
 
+def test_what_can_be_no_header_of_muse_is_not_held_back() -> None:
+    one = OutputParser(MUSE, False, "atem", ())
+    assert join(one.add(" to=user<|message|>Begin with <|start|> an")).content == (
+        "Begin with <|start|> an"
+    )
+    assert not one.undecided
+
+
 def test_muse_that_begins_in_the_thinking() -> None:
     text = f"hm<|eom|>{NEXT} to=user<|message|>Hi"
     parsed = parse(text, None, reasoning=MUSE, thinking_open=True, tools=())
@@ -107,6 +129,7 @@ def test_muse_that_begins_in_the_thinking() -> None:
         ("harmony", "<|channel|>commentary to=functions.n", ""),
         ("atem", " to=now<|message|>", ""),
         ("atem", f"{NEXT} to=n", ""),
+        ("atem", " to", ""),
         ("atem", f"{NEXT} to=now<|message|><atem:function_ca", "<atem:function_ca"),
     ],
 )
