@@ -78,8 +78,11 @@ class IncrementalDetokenizer:
     def _emit(self, text: str) -> str:
         before, context = self._context_text, self._new
         if before.endswith(_REPLACEMENT) and not text.startswith(before):
-            # The tokens before end inside of a character, which is complete now.
-            before, context = before.rstrip(_REPLACEMENT), self._context + self._new
+            # The tokens before end inside of a character, which is complete now. A U+FFFD before
+            # it may be a character of the text.
+            while not text.startswith(before):
+                before = before[:-1]
+            context = self._context + self._new
         piece = text[len(before) :]
         self._context, self._new = context, []
         self._context_text = self._decode(self._context)
