@@ -6,6 +6,7 @@ that no keyword names, but the authors of functions hardly ever mean that.
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -18,7 +19,9 @@ _IN_PLACE: Final = ("allOf", *_UNIONS)
 _CONDITIONS: Final = ("not", "if", "then", "else")
 _BY_NAME: Final = ("properties", "patternProperties", "$defs", "definitions")
 _MEMBERS: Final = ("properties", "patternProperties")
-_NO_PARTS: Final = ANNOTATIONS | {"type", "$defs", "definitions", "$schema", "$id", "$anchor"}
+_REFERENCES: Final = ("$ref", "$dynamicRef")
+_ANCHORS: Final = ("$anchor", "$dynamicAnchor")
+_NO_PARTS: Final = ANNOTATIONS | {"type", "$defs", "definitions", "$schema", "$id", *_ANCHORS}
 
 
 class _Place(NamedTuple):
@@ -36,9 +39,11 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     ``additionalProperties`` allows others.
 
     An object that several schemas describe together (``allOf`` and the like) stays as it is:
-    closing one of them would forbid members that the others require. Raises ``RecursionError``.
+    closing one of them would forbid members that the others require. Every object stays as it is if
+    a reference is an address that no ``$id`` has. Raises ``RecursionError``.
     """
-    result: dict[str, Any] = _close(schema, "#", True, _joined(schema))
+    joined = _joined(schema)
+    result: dict[str, Any] = dict(schema) if joined is None else _close(schema, "#", True, joined)
     return result
 
 
@@ -66,10 +71,14 @@ def _close(schema: Any, pointer: str, alone: bool, joined: set[str]) -> Any:
     return result
 
 
-def _joined(schema: Mapping[str, Any]) -> set[str]:
-    """Return the pointers to schemas that hold together with another one for the same value."""
+def _joined(schema: Mapping[str, Any]) -> set[str] | None:
+    """Return the pointers to schemas that hold together with another one for the same value. None
+    if a reference is an address that no ``$id`` has: what it refers to is not known here."""
     following: dict[str, list[str]] = {}
     waiting = list(_references(schema, "#", following))
+    for pointer in (*waiting, *chain.from_iterable(following.values())):
+        if not pointer.startswith("#") and pointer not in following:
+            return None
     joined: set[str] = set()
     while waiting:
         pointer = waiting.pop()
@@ -85,11 +94,11 @@ def _references(schema: Any, pointer: str, following: dict[str, list[str]]) -> I
     if not isinstance(schema, dict):
         return
     only = _sides(schema) == 1
-    same: list[str] = []
-    if isinstance(reference := schema.get("$ref"), str):
-        same.append(unquote(reference))
-    if isinstance(anchor := schema.get("$anchor"), str):
-        following[f"#{anchor}"] = [pointer]
+    references = [schema.get(key) for key in _REFERENCES]
+    same = [unquote(one) for one in references if isinstance(one, str)]
+    for key in _ANCHORS:
+        if isinstance(anchor := schema.get(key), str):
+            following[f"#{anchor}"] = [pointer]
     if isinstance(identifier := schema.get("$id"), str):
         following[identifier] = [pointer]
     for keys, part, alone in _places(schema, True):
@@ -132,13 +141,13 @@ def _sides(schema: Mapping[str, Any]) -> int:
     """Return how many schemas hold for the same value: its own keywords are one of them."""
     every = schema.get("allOf")
     sides = len(every) if isinstance(every, list) else 0
-    sides += sum(key in schema for key in (*_UNIONS, "$ref"))
-    return sides + bool(schema.keys() - _NO_PARTS - {*_IN_PLACE, "$ref"})
+    sides += sum(key in schema for key in (*_UNIONS, *_REFERENCES))
+    return sides + bool(schema.keys() - _NO_PARTS - {*_IN_PLACE, *_REFERENCES})
 
 
 def _described_again(schema: Mapping[str, Any]) -> bool:
     """Return whether more than ``properties`` may name members of the same object."""
-    if "$ref" in schema or "dependentSchemas" in schema or "dependencies" in schema:
+    if any(key in schema for key in (*_REFERENCES, "dependentSchemas", "dependencies")):
         return True
     listed = [schema.get(key) for key in _IN_PLACE]
     parts = [one for group in listed if isinstance(group, list) for one in group]

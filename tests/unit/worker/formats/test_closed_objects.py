@@ -78,6 +78,19 @@ AS_THEY_ARE: dict[str, dict[str, Any]] = {
     "an alias with an anchor": with_defs(
         {"allOf": [{"$ref": "#alias"}, B]}, one={"$anchor": "alias", "$ref": "#/$defs/two"}, two=A
     ),
+    "a base with a dynamic anchor": with_defs(
+        {"allOf": [{"$dynamicRef": "#base"}, B]}, one={**A, "$dynamicAnchor": "base"}
+    ),
+    "own and a dynamic reference": with_defs(
+        {**B, "$dynamicRef": "#base"}, one={**A, "$dynamicAnchor": "base"}
+    ),
+    "a base by its whole address": with_defs(
+        {"$id": "http://x/y", "allOf": [{"$ref": "http://x/y#/$defs/one"}, B]}, one=A
+    ),
+    "a base by its relative address": with_defs(
+        {"$id": "http://x/y", "properties": {"z": {"allOf": [{"$ref": "y#/$defs/one"}, B]}}},
+        one=A,
+    ),
     "a value": {"const": A, "default": B, "enum": [A]},
     "no schema": {"properties": [1], "allOf": 3, "items": "x", "$defs": {"y": 4}},
 }
