@@ -182,6 +182,19 @@ def test_a_text_that_cannot_fit_is_not_tokenized(
     np.testing.assert_allclose(cut_off, embed(engine, "x" * 18), atol=near(1e-6))
 
 
+def test_an_input_that_is_too_long_loses_its_beginning_where_the_tokenizer_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoder, "_LEAST_REFUSED_CHARACTERS", 300)
+    folder = add_sentence_transformers(make_bert(tmp_path / "m"), max_tokens=20)
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({**config, "truncation_side": "left"}))
+    engine = loaded(folder)
+    cut_off = embed(engine, "x" * 1000 + "y" * 18, truncate=True)
+    np.testing.assert_allclose(cut_off, embed(engine, "y" * 18), atol=near(1e-6))
+
+
 def test_texts_that_are_tokenized_apart_have_the_same_vectors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ class EncoderInputs:
         self._most_characters = max(
             _LEAST_REFUSED_CHARACTERS, (self._context_tokens + 1) * longest_token
         )
+        self._cuts_beginning = encoder.tokenizer.truncation_side == "left"
         self._pad_id = encoder.tokenizer.pad_token_id or 0
         self._token_tasks = TokenTasks(
             encoder.tokenizer,
@@ -112,8 +113,10 @@ class EncoderInputs:
             )
 
     def cut_text(self, text: str) -> str:
-        """Return a text without an end that no truncated input has. Prompt thread."""
-        return text[: self._most_characters]
+        """Return a text without an end, or a beginning, that no truncated input has. Prompt
+        thread."""
+        most = self._most_characters
+        return text[-most:] if self._cuts_beginning else text[:most]
 
     def check_length(self, tokens: int, param: str) -> None:
         """Raise ``RequestError`` for an input that is empty or too long. Prompt thread."""
