@@ -137,12 +137,15 @@ def read_functions(feed: TextFeed, sink: PartSink, form: XmlForm) -> Steps[bool]
     Only what names a known tool and continues like a call is a call: the tag may stand in any text.
     The feed must be marked. Returns False if there is no call.
     """
+    doubled = {f"{name}.{name}" for name in sink.names if "." not in name}
+    names = [
+        f"{one}{form.name_end}" for name in sink.names | doubled for one in (name, f'"{name}"')
+    ]
     while True:
-        names = [f"{one}{form.name_end}" for name in sink.names for one in (name, f'"{name}"')]
         named = yield from feed.starts(sorted(names, key=len, reverse=True))
         if named is None:
             return False
-        name = _unquoted(named.removesuffix(form.name_end))
+        name = _function(named.removesuffix(form.name_end), sink.names)
         yield from feed.skip()
         opening = yield from feed.starts((form.parameter, form.function_end, "{"))
         if opening is None:
@@ -190,10 +193,15 @@ def _read_name(feed: TextFeed, form: XmlForm, names: Collection[str]) -> Steps[s
             name = [next(begun, text)]
             feed.unread(len(text) - len(name[0]))
         feed.unread(len(marker or ""))
-    read = _unquoted("".join(name))
+    return _function("".join(name), names)
+
+
+def _function(written: str, names: Collection[str]) -> str:
+    """Return the name of a function as it is among ``names``, if it is one of them."""
+    name = _unquoted(written)
     # Muse names a function without a namespace twice.
-    namespace, _, own = read.partition(".")
-    return own if read not in names and namespace == own else read
+    namespace, _, own = name.partition(".")
+    return own if name not in names and namespace == own else name
 
 
 def _read_parameters(feed: TextFeed, sink: PartSink, form: XmlForm, name: str) -> Steps[str | None]:

@@ -81,6 +81,15 @@ def test_an_answer_about_the_marker_of_calls_is_whole(name: str) -> None:
                 assert (parsed.content, parsed.calls) == (answer, []), form
 
 
+@pytest.mark.parametrize("written", ["now", "now.now", '"now.now"'])
+def test_a_function_of_muse_that_is_named_twice_without_a_section(written: str) -> None:
+    text = f"Hi <atem:invoke name={written}></atem:invoke>"
+    for names, called in ((["now"], "now"), (["now", "now.now"], written.strip('"'))):
+        for cuts in ([], list(range(1, len(text)))):
+            parsed = parse(text, "atem", tools=[tool(name) for name in names], cuts=cuts)
+            assert (parsed.content, parsed.objects) == ("Hi", [(called, {})])
+
+
 def test_a_text_whose_end_was_forgotten_ends_with_the_call() -> None:
     answer = "<tool_call>\n<function=save>\n<parameter=text>\nx</function>\n</tool_call>"
     for cuts in ([], list(range(1, len(answer)))):
