@@ -1,5 +1,6 @@
 """The markers with which families of models enclose their thinking."""
 
+from collections.abc import Collection
 from typing import Any, Final, NamedTuple
 
 from lmx.worker.engine.values import ReasoningMarkers
@@ -44,6 +45,8 @@ FORMS: Final = (
     ThinkingForm("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", only_first=True),
 )
 
+_THINK: Final = {"<think>", "</think>"}
+
 # The markers around an answer that follows the thinking: Hunyuan and GLM-4.1V; Granite 3.3 and
 # ERNIE; OpenThinker; Command R7B; Command A.
 _ANSWERS: Final = (
@@ -75,9 +78,18 @@ def find_markers(tokenizer: Any) -> ReasoningMarkers | None:
             found = all(shown)
         else:
             found = form.token is None and any(shown)
-        if found and (form.token != harmony.CHANNEL or "analysis" in template):
+        if found and _is_meant(form, template, added):
             return ReasoningMarkers(form.start, form.end, form.only_first, _answer_marks(template))
     return None
+
+
+def _is_meant(form: ThinkingForm, template: str, added: Collection[str]) -> bool:
+    """Return whether tokens that other models have too are the markers of this form."""
+    if form.token == harmony.CHANNEL:
+        return "analysis" in template
+    if form.token == MUSE_MESSAGES.body:
+        return "to=self" in template or not _THINK.issubset(added)
+    return True
 
 
 def _answer_marks(template: str) -> tuple[str, str]:

@@ -173,6 +173,8 @@ GRANITE = (
         (["<|channel|>", "<|message|>"], True, "final", None),
         (["<|message|>", "<|eom|>"], False, "x", "to=self<|message|>"),
         (["<|message|>"], False, "to=self<|message|>", None),
+        (["<|message|>", "<|eom|>", "<think>", "</think>"], False, "x", "<think>"),
+        (["<|message|>", "<|eom|>", "<think>", "</think>"], False, "to=self", "to=self<|message|>"),
         (["<|channel>", "<channel|>"], True, "<|channel>thought", "<|channel>thought"),
     ],
 )
