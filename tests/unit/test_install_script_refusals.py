@@ -95,8 +95,8 @@ def test_an_installation_that_is_interrupted_leaves_nothing(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     path = python_that(tmp_path, 'mkdir -p "$3"; : > ready; exec sleep 300')
-    # Where a shell has started the tests in the background, SIGINT is ignored.
-    heeds = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL)"
+    # A shell that starts the tests in the background ignores SIGINT, and nohup SIGHUP.
+    heeds = f"import os, signal, sys; signal.signal({int(number)}, signal.SIG_DFL)"
     script = [
         sys.executable,
         "-c",

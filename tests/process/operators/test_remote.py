@@ -141,7 +141,7 @@ def test_what_has_no_route_is_said(there: Elsewhere) -> None:
 def test_keys_and_addresses_that_are_wrong(there: Elsewhere) -> None:
     for key, said in (
         (KEY, "This key is not enough here"),
-        ("sk-wrong", "is missing"),
+        ("sk-wrong", "is not right"),
         ("", "is missing"),
     ):
         done = there.run("status", key=key)
