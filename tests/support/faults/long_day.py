@@ -181,13 +181,19 @@ async def compare(
         asked += 1
         wrongs += [f"alone: {alone}"] if alone.kind != "answer" else []
         wrongs += [
-            f"differs from that alone: {one}"
+            f"differs from that alone: {one}: {_first_difference(one.text, alone.text)}"
             for one in given
             if not same_but_for_rounding(
                 one.text, alone.text if one.kind == "answer" else alone.text[: len(one.text)]
             )
         ]
     return asked, wrongs
+
+
+def _first_difference(text: str, alone: str) -> str:
+    pairs = enumerate(zip(text, alone, strict=False))
+    at = next((n for n, (here, there) in pairs if here != there), min(len(text), len(alone)))
+    return f"at {at}, {text[at : at + 20]!r} and {alone[at : at + 20]!r}"
 
 
 def same_but_for_rounding(text: str, alone: str) -> bool:
