@@ -247,6 +247,15 @@ def read_config(chosen: Path | None) -> Found:
     return Found(config, path, f"the running lmx: {launch.words}", launch.changed(config))
 
 
+def valid_config(chosen: Path | None = None) -> Config | None:
+    """Return the same configuration, and None while it is not valid: an lmx that runs keeps what
+    was valid before."""
+    try:
+        return read_config(chosen).config
+    except OperationError:
+        return None
+
+
 def path_in_use(chosen: Path | None) -> Path | None:
     """Return the file of the configuration of :func:`read_config`, which may be invalid or missing;
     None if there is none."""

@@ -210,18 +210,16 @@ def _report_prospect(home: Home, wanted: Download) -> None:
 
 
 def _config() -> Config | None:
-    """Return the configuration in use; None, and say so, while its file is not valid: the lmx that
-    runs keeps what was valid, and downloads."""
-    from lmx.supervisor.cli.command import read_config
+    """Return the configuration in use; None, and say so, while its file is not valid."""
+    from lmx.supervisor.cli.command import valid_config
 
-    try:
-        return read_config(None).config
-    except OperationError:
+    config = valid_config()
+    if config is None:
         click.echo(
             "whether it fits is not known: the configuration is not valid, see `lmx config check`",
             err=True,
         )
-        return None
+    return config
 
 
 def _refuse_lacking(look: Look) -> None:

@@ -29,7 +29,7 @@ from lmx.supervisor.cli.chat.conversation import (
     typed_text,
 )
 from lmx.supervisor.cli.chat.terminal import AnswerView, stats_text, typing_off
-from lmx.supervisor.cli.command import given_key, read_config
+from lmx.supervisor.cli.command import given_key, valid_config
 from lmx.supervisor.cli.views.words import no_such_model
 from lmx.supervisor.config.known_models import meant_instead, repository_of
 from lmx.supervisor.sockets.client import Place, open_client
@@ -107,10 +107,8 @@ def connect(place: Place) -> ChatClient:
 
 
 def _this_machine(place: Home) -> Remote:
-    try:
-        own = read_config(None).config.security.client_key
-    except OperationError:
-        own = None  # An lmx that runs keeps what was valid, and gives a key.
+    config = valid_config()
+    own = None if config is None else config.security.client_key
     key = given_key(ParameterSource.COMMANDLINE) or own or given_key()
     with open_client(place) as control:
         urls = control.status().router.urls

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import click
 
-from lmx.protocol.errors import OperationError
 from lmx.supervisor.cli.command import (
     Exit,
     command,
@@ -13,7 +12,7 @@ from lmx.supervisor.cli.command import (
     home,
     json_option,
     path_in_use,
-    read_config,
+    valid_config,
 )
 
 
@@ -38,11 +37,7 @@ def doctor(config: Path | None, as_json: bool, bench: bool, sleep: bool) -> None
     from lmx.supervisor.cli.views.json_output import json_text
 
     system = System()
-    try:
-        checked = read_config(config).config
-    except OperationError:
-        checked = None  # A line says so.
-    found = examine(system, home(), path_in_use(config), checked)
+    found = examine(system, home(), path_in_use(config), valid_config(config))
     lines = found.lines
     lines += measure(system, found.folders) if bench else []
     lines += [sleep_once()] if sleep else []

@@ -138,11 +138,10 @@ def read_functions(feed: TextFeed, sink: PartSink, form: XmlForm) -> Steps[bool]
     The feed must be marked. Returns False if there is no call.
     """
     doubled = {f"{name}.{name}" for name in sink.names if "." not in name}
-    names = [
-        f"{one}{form.name_end}" for name in sink.names | doubled for one in (name, f'"{name}"')
-    ]
+    written = [one for name in sink.names | doubled for one in (name, f'"{name}"')]
+    names = sorted((f"{one}{form.name_end}" for one in written), key=len, reverse=True)
     while True:
-        named = yield from feed.starts(sorted(names, key=len, reverse=True))
+        named = yield from feed.starts(names)
         if named is None:
             return False
         name = _function(named.removesuffix(form.name_end), sink.names)

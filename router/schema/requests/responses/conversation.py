@@ -29,7 +29,7 @@ from lmx.router.schema.requests.responses.items import (
     ReasoningItem,
 )
 from lmx.router.schema.requests.responses.tools import Tool
-from lmx.router.schema.validation import arguments_text, invalid
+from lmx.router.schema.validation import invalid
 
 _SUMMARY: Final = (
     "[Here the conversation was shortened: what was answered and done until now is not in it any "
@@ -136,10 +136,8 @@ def _message(item: Item, path: str, media: list[PartSource], key: bytes) -> dict
                 return None
             return {"role": "assistant", "content": "", "reasoning_content": thoughts}
         case FunctionCallItem():
-            arguments = item.arguments
-            if not isinstance(arguments, str):
-                arguments = arguments_text(arguments)
-            return _call(item, arguments)
+            # An object became a text when it was checked.
+            return _call(item, str(item.arguments))
         case CustomCallItem():
             return _call(item, orjson.dumps({INPUT: item.input}).decode())
         case CallOutputItem():
