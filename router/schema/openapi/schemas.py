@@ -13,6 +13,8 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
+from lmx.protocol.host.python_source import python_tree
+
 _ROLE: Final = re.compile(r":[a-z]+:`~?(?:[\w.]*\.)?(\w+)`")
 """Sphinx's markup for a name in the code, as docstrings use it."""
 
@@ -131,4 +133,4 @@ def _classes(module: str) -> dict[str, ast.ClassDef]:
         source = inspect.getsource(sys.modules[module])
     except OSError:
         return {}
-    return {node.name: node for node in ast.walk(ast.parse(source)) if type(node) is ast.ClassDef}
+    return {node.name: node for node in ast.walk(python_tree(source)) if type(node) is ast.ClassDef}

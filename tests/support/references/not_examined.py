@@ -11,6 +11,7 @@ import mlx_vlm.models
 from mlx_lm.utils import MODEL_REMAPPING as LM_REMAPPING
 from mlx_vlm.utils import MODEL_REMAPPING as VLM_REMAPPING
 
+from lmx.protocol.host.python_source import python_tree
 from tests.support.models.media_models import HEARING
 from tests.support.models.text_models import CONFIGS
 from tests.support.models.vlm_models import SEEING, TEXT_ALONE
@@ -133,7 +134,7 @@ def _models(package: ModuleType) -> Iterator[tuple[str, frozenset[str]]]:
     else:
         files = {file.stem: file for file in folder.glob("*.py")}
     for name, file in sorted(files.items()):
-        names = frozenset(_names(ast.parse(file.read_text())))
+        names = frozenset(_names(python_tree(file.read_text())))
         if "Model" in names:
             yield name, names
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lmx.protocol.host.python_source import python_tree
 from tests.support.references.private_parts import FIELDS, PARTS, Part, find
 
 ROOT = Path(__file__).parents[3]
@@ -35,7 +36,7 @@ NAMED = {
 def trees() -> dict[str, ast.Module]:
     """Return the code of lmx, by file."""
     return {
-        path.relative_to(ROOT).as_posix(): ast.parse(path.read_text())
+        path.relative_to(ROOT).as_posix(): python_tree(path.read_text())
         for room in ("protocol", "router", "supervisor", "worker")
         for path in (ROOT / room).rglob("*.py")
     }

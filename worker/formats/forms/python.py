@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from lmx.protocol.host.python_source import python_tree
 from lmx.worker.formats.family import Rules, SpecialTokens, Tool
 from lmx.worker.formats.forms.arguments import (
     NARROWING,
@@ -221,7 +222,7 @@ def _calls(text: str, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     with warnings.catch_warnings():
         # Python warns about escapes that it doesn't know. Models write them.
         warnings.simplefilter("ignore")
-        lines = ast.parse(text.strip()).body
+        lines = python_tree(text.strip()).body
     for line in lines:
         if not isinstance(line, ast.Expr):
             raise TypeError("a line is not an expression")

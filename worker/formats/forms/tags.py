@@ -7,13 +7,13 @@ allowed. Other values are read as JSON, or as Python's literals, when they are c
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from lmx.protocol.host.python_source import python_value
 from lmx.worker.formats.family import CallForm, CallWriter, Rules, SpecialTokens, Tool
 from lmx.worker.formats.forms.arguments import ArgumentTypes, TagForm, tagged_arguments
 from lmx.worker.formats.forms.json import json_text, read_arguments, read_json_calls, value_of
@@ -364,7 +364,7 @@ class _Value:
 def literal(text: str, types: frozenset[str] = frozenset()) -> str | None:
     """Return a value of JSON, or of Python's literals, as JSON; None if ``text`` is not a value, or
     not of these types. No types: any will do."""
-    for read in (value_of, ast.literal_eval, _word):
+    for read in (value_of, python_value, _word):
         try:
             value = read(text)
             if types and type_of(value) not in types:

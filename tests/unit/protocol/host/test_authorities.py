@@ -13,6 +13,7 @@ import certifi
 import pytest
 
 from lmx.protocol.host.authorities import Authorities
+from lmx.protocol.host.python_source import python_tree
 
 ROOT = Path(__file__).parents[4]
 PROGRAM = """
@@ -100,7 +101,7 @@ def test_every_connector_of_the_router_names_whom_it_trusts() -> None:
     calls = [
         (path.name, {keyword.arg for keyword in node.keywords}, name)
         for path in (ROOT / "router").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(python_tree(path.read_text()))
         if isinstance(node, ast.Call)
         and (name := getattr(node.func, "attr", None)) in ("ClientSession", "TCPConnector")
     ]

@@ -13,6 +13,7 @@ import pytest
 
 from lmx.protocol.host import lasting
 from lmx.protocol.host.lasting import Pauses, begin, in_daemon_thread, keep_up, keep_up_in_thread
+from lmx.protocol.host.python_source import python_tree
 from lmx.protocol.messages.control import Event, EventList
 from lmx.router.supervisor import event_feed
 from lmx.router.supervisor.event_feed import EventFeed
@@ -81,7 +82,7 @@ def test_each_task_and_thread_has_an_owner() -> None:
     found: dict[str, int] = {}
     for part in ("protocol", "router", "supervisor", "worker"):
         for path in sorted((ROOT / part).rglob("*.py")):
-            for name, line in _begun(ast.parse(path.read_text(encoding="utf-8"))):
+            for name, line in _begun(python_tree(path.read_text(encoding="utf-8"))):
                 found[f"{path.relative_to(ROOT)} {name}"] = line
     unknown = {place: line for place, line in found.items() if place not in OWNED}
     assert not unknown, "begin it with lmx.protocol.host.lasting, or say here who sees its end"
