@@ -167,9 +167,10 @@ class LentRanks:
         self._core.ledger.reserve(instance, asked.reserve_bytes, name)
         try:
             one = self._launch(asked, slot, path, instance)
-        except OSError as error:
+        except (OSError, TypeError, ValueError, OverflowError) as error:
             self._core.ledger.release(instance)
-            raise _refused(f"the process can't be started ({error.strerror or error})") from error
+            why = (isinstance(error, OSError) and error.strerror) or error
+            raise _refused(f"the process can't be started ({why})") from error
         self._core.flush(time.monotonic())
         return RankStarted(await one.key, one.pid)
 

@@ -238,6 +238,22 @@ async def test_what_is_refused_takes_nothing(
     assert (machine.spec, machine.ranks.status) == (None, ())
 
 
+@pytest.mark.parametrize("error", [OSError(12, "no memory"), TypeError("x"), OverflowError("y")])
+async def test_a_process_that_cannot_be_started_takes_nothing(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Also where its spec can't be encoded."""
+
+    def fail(*_: Any) -> int:
+        raise error
+
+    monkeypatch.setattr(machine, "start", fail)
+    with pytest.raises(LmxError, match=r"can't be started \((no memory|x|y)\)"):
+        await machine.lend()
+    assert machine.rig.core.ledger.free_bytes == 1000
+    assert machine.ranks.status == ()
+
+
 async def test_a_drained_machine_starts_none(machine: Machine) -> None:
     machine.rig.core.drain(True, 0.0)
     with pytest.raises(LmxError, match="drained"):
