@@ -140,8 +140,7 @@ def compare(old: Config, new: Config) -> ConfigDiff:
         sentences.append(
             f"default model: {shown(old.default_model_id)} -> {shown(new.default_model_id)}"
         )
-    if old.groups != new.groups:
-        sentences.append("groups: now in effect")
+    sentences += [f"{name}: now in effect" for name in ("groups", "peers") if name in sections]
     models, notes = _compare_models(old, new)
     return ConfigDiff(
         sections,

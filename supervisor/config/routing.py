@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Final
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from lmx.protocol.messages.snapshot import ROUTE_NAMES
 from lmx.supervisor.config.needs import Needs
@@ -19,6 +19,16 @@ Pattern = Annotated[
 _TEXTS: Final = ("", "~", "~~", "~~~~~~~~")
 """What stands for the ``*`` of a pattern to see whether another one takes all its names. No
 pattern has this character."""
+
+
+class OrderedPatterns(dict[str, str]):
+    """Patterns in their order, which counts: the same ones in another order are not equal."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, dict) and list(self.items()) == list(other.items())
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
 
 class RoutingConfig(Section):
@@ -35,8 +45,8 @@ class RoutingConfig(Section):
     )
     __pydantic_extra__: dict[Name, Names] = Field(init=False)
 
-    patterns: Annotated[dict[Pattern, Name], Needs.NOTHING] = Field(
-        default_factory=dict, examples=[{"claude-*": "auto", "gpt-*": "code"}]
+    patterns: Annotated[dict[Pattern, Name], AfterValidator(OrderedPatterns), Needs.NOTHING] = (
+        Field(default_factory=dict, examples=[{"claude-*": "auto", "gpt-*": "code"}])
     )
     """Names that no model and no route has, such as those of a cloud's models, and the model, alias
     or route that answers instead; the first pattern that matches counts. `*` is any text and `?`

@@ -70,6 +70,7 @@ def test_only_the_models_that_changed_are_named() -> None:
         ({"routing": {"code": ["beta"], "patterns": {"gpt-*": "beta"}}}, Needs.NOTHING),
         ({"security": {"api_keys": ["k" * 16]}}, Needs.ROUTER),
         ({"jobs": {"max_count": 5}}, Needs.ROUTER),
+        ({"peers": [{"name": "studio", "url": "http://studio:8000"}]}, Needs.NOTHING),
     ],
 )
 def test_sections_never_touch_models_and_the_router_only_where_it_must(
@@ -81,6 +82,18 @@ def test_sections_never_touch_models_and_the_router_only_where_it_must(
     assert diff.router == bool(needs)
     assert diff.moved == (needs is Needs.ADDRESS)
     assert len(diff.sentences) == 1
+
+
+def test_another_order_of_the_patterns_is_another_configuration() -> None:
+    """The first pattern that matches counts."""
+    patterns = {"claude-*": "alpha", "claude-opus*": "beta"}
+    old = config(ALPHA, BETA, routing={"patterns": patterns})
+    new = config(ALPHA, BETA, routing={"patterns": dict(reversed(patterns.items()))})
+    diff = compare(old, new)
+    assert diff.sections == ("routing",)
+    (sentence,) = diff.sentences
+    assert sentence.startswith('routing: now in effect (patterns {"claude-*": "alpha"')
+    assert compare(old, config(ALPHA, BETA, routing={"patterns": dict(patterns)})).sections == ()
 
 
 def test_a_section_within_a_model_is_listed_key_by_key() -> None:
