@@ -37,6 +37,11 @@ _NOT_SETTINGS: Final = frozenset(
 """Variables of the command line: where lmx keeps what, and which lmx commands are about."""
 
 
+_NO_VALUE: Final = (ValueError, LookupError, AttributeError)
+"""What PyYAML raises for a text that is no value of the type that it looks like, or is marked
+as."""
+
+
 class _UniqueKeyLoader(yaml.SafeLoader):
     """Refuses a key that stands twice: the first would be lost without a word."""
 
@@ -45,7 +50,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         number and can't be one."""
         try:
             return super().construct_object(node, deep)
-        except ValueError as error:
+        except _NO_VALUE as error:
             reason = f"a value is invalid ({error}); a text that looks like this needs quotes"
             raise yaml.MarkedYAMLError(problem=reason, problem_mark=node.start_mark) from error
 
@@ -314,7 +319,7 @@ def _apply_variables(
         try:
             # In YAML a text that begins with a star is an alias, and here nothing can be aliased.
             value = text if text.startswith("*") else yaml.safe_load(text)
-        except (ValueError, yaml.YAMLError):
+        except (*_NO_VALUE, RecursionError, yaml.YAMLError):
             given = "what it is set to" if is_secret(key) else repr(text)
             problems.append(f"{name}: {given} is not a value")
         else:
@@ -325,8 +330,12 @@ def _apply_variables(
 
 
 def _models_from_variable(text: str) -> Any:
+    """Raises ``ValueError`` or ``yaml.YAMLError``."""
     if text.lstrip().startswith("["):
-        return yaml.safe_load(text)
+        try:
+            return yaml.safe_load(text)
+        except (LookupError, AttributeError, RecursionError) as error:
+            raise ValueError(f"a value is invalid ({error})") from error
     return [{"id": model_id, "source": source} for model_id, source in parse_models_variable(text)]
 
 

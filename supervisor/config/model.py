@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import ByteSize, Field, field_validator, model_validator
 
@@ -22,6 +22,7 @@ from lmx.supervisor.config.sources import (
     parse_source,
 )
 from lmx.supervisor.config.values import (
+    FreeValues,
     KeepAlive,
     Name,
     RdmaDevices,
@@ -30,6 +31,9 @@ from lmx.supervisor.config.values import (
     Size,
     given_text,
 )
+
+_MOST_TOKENS: Final = 10**15
+"""More than any context has. Processes send each other numbers of at most 64 bits."""
 
 
 def _check_home(path: str) -> None:
@@ -168,7 +172,9 @@ class ModelConfig(Section):
     """Whether it is never evicted, nor unloaded because it is idle."""
     keep_alive: Annotated[KeepAlive | None, Needs.NOTHING] = Field(None, examples=["30m"])
     """How long it stays loaded when it is idle, instead of `memory.keep_alive`."""
-    context_length: Annotated[int | None, Needs.WORKER] = Field(None, ge=16, examples=[8192])
+    context_length: Annotated[int | None, Needs.WORKER] = Field(
+        None, ge=16, le=_MOST_TOKENS, examples=[8192]
+    )
     """The tokens that its context may have. Fewer than the model's own save memory. Without it, the
     model's own up to 32,768, or as much more of it as the model's part of half of the budget has
     room for, with `concurrency` requests of full length: all models have equal parts. Where memory
@@ -185,9 +191,13 @@ class ModelConfig(Section):
     max_queue_s: Annotated[Seconds, Needs.WORKER] = 300.0
     """A request that has waited this long for its turn gets a 503: for the prompt before it to be
     read, for images and sounds to be decoded, or for a row."""
-    default_max_tokens: Annotated[int | None, Needs.WORKER] = Field(None, ge=1, examples=[1024])
+    default_max_tokens: Annotated[int | None, Needs.WORKER] = Field(
+        None, ge=1, le=_MOST_TOKENS, examples=[1024]
+    )
     """The limit of an answer where a request names none. Without it, up to the context."""
-    max_tokens_limit: Annotated[int | None, Needs.WORKER] = Field(None, ge=1, examples=[4096])
+    max_tokens_limit: Annotated[int | None, Needs.WORKER] = Field(
+        None, ge=1, le=_MOST_TOKENS, examples=[4096]
+    )
     """A request for a longer answer is capped to this."""
     temperature: Annotated[float | None, Needs.WORKER] = _parameter("temperature")
     top_p: Annotated[float | None, Needs.WORKER] = _parameter("top_p")
@@ -199,7 +209,7 @@ class ModelConfig(Section):
     frequency_penalty: Annotated[float | None, Needs.WORKER] = _parameter("frequency_penalty")
     kind: Annotated[ModelKind | None, Needs.WORKER] = Field(None, examples=["chat"])
     """What the model is for. Without it, what its files say."""
-    chat_template_kwargs: Annotated[dict[str, Any], Needs.WORKER] = Field(default_factory=dict)
+    chat_template_kwargs: Annotated[FreeValues, Needs.WORKER] = Field(default_factory=dict)
     """Values for its chat template, where a request does not name them."""
     tool_parser: Annotated[str | None, Needs.WORKER] = Field(
         None, pattern=r"^[a-z0-9_]+$", examples=["json_tools"]
@@ -210,7 +220,7 @@ class ModelConfig(Section):
         None, min_length=1, examples=["/models/templates/qwen.jinja"]
     )
     """A chat template in the place of its own: a file, or the template's text."""
-    tokenizer_config: Annotated[dict[str, Any], Needs.WORKER] = Field(
+    tokenizer_config: Annotated[FreeValues, Needs.WORKER] = Field(
         default_factory=dict, examples=[{"eos_token": "<|im_end|>"}]
     )
     """Values in the place of those in its tokenizer_config.json."""
@@ -268,7 +278,7 @@ class ModelConfig(Section):
     )
     """`module:function` of the engine: for tests, and for an engine of your own. The module also
     has `estimate`, which says what a model takes of the memory."""
-    engine_options: Annotated[dict[str, Any], Needs.WORKER] = Field(default_factory=dict)
+    engine_options: Annotated[FreeValues, Needs.WORKER] = Field(default_factory=dict)
     """Values that are handed to the engine."""
 
     @model_validator(mode="after")

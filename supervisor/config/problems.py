@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from lmx.protocol.host.ordinal import ordinal
 from lmx.supervisor.config.schema import Config, ModelConfig
-from lmx.supervisor.config.sources import NAME_WORDS
+from lmx.supervisor.config.sources import NAME_PATTERN, NAME_WORDS
 from lmx.supervisor.config.values import given_text
 
 _FORMS: Final = {
@@ -16,7 +16,7 @@ _FORMS: Final = {
     "dict_type": "it is a section: write keys with their values below it",
     "model_type": "it is a section: write keys with their values below it",
     "model_attributes_type": "it is a section: write keys with their values below it",
-    "string_pattern_mismatch": NAME_WORDS,
+    "string_pattern_mismatch": "it must match the regular expression {pattern}",
     "missing": "it is required",
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "it is a whole number"),
     **dict.fromkeys(("float_parsing", "float_type"), "it is a number"),
@@ -50,10 +50,11 @@ def describe(
     ``variables`` the names of the variables that went over the file.
     """
     location = tuple(detail["loc"])
-    form = _FORMS.get(detail["type"])
+    context = detail.get("ctx", {})
+    form = NAME_WORDS if context.get("pattern") == NAME_PATTERN else _FORMS.get(detail["type"])
     message = str(detail["msg"]).removeprefix("Value error, ")
     if form is not None:
-        message = form.format_map(detail.get("ctx", {}))
+        message = form.format_map(context)
     place = place_words(location, values, lines, variables)
     if detail["type"] == "extra_forbidden":
         return f"{place}unknown key: {suggestion(str(location[-1]), _known_keys(location))}"

@@ -2,6 +2,7 @@
 write them."""
 
 import math
+from datetime import date
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
@@ -163,6 +164,52 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
 
+
+_MOST_LEVELS: Final = 32
+"""How deeply values that lmx does not know may be nested. An alias of YAML can hold itself."""
+
+
+def _check_sendable(value: dict[str, Any]) -> dict[str, Any]:
+    """Return values whose keys lmx does not know as they are. Raises ``ValueError`` for what can't
+    be sent to a process, or is no JSON."""
+    _check_inner(value, "")
+    return value
+
+
+def _check_inner(value: Any, place: str, levels: int = _MOST_LEVELS) -> None:
+    problem = ""
+    match value:
+        case _ if levels == 0:
+            raise ValueError(f"{place[:_MOST_CHARACTERS]} is nested too deeply")
+        case dict():
+            for name, inner in value.items():
+                if not isinstance(name, str):
+                    problem = f"the key {name!r} is not a word"
+                    break
+                _check_inner(name, place)
+                _check_inner(inner, f"{place}.{name}" if place else name, levels - 1)
+        case list() | tuple():
+            for number, inner in enumerate(value):
+                _check_inner(inner, f"{place}.{number}", levels - 1)
+        case str():
+            if any("\ud800" <= character <= "\udfff" for character in value):
+                problem = "it has half of a surrogate pair: write the character itself"
+        case int():
+            if not -(2**63) <= value < 2**64:
+                problem = "it is a whole number of more than 64 bits"
+        case date():
+            problem = "it is read as a date: write it in quotes"
+        case None | float():
+            pass
+        case _:
+            problem = "it must be a text, a number, true, false, null, a list or a section"
+    if problem:
+        where = f"{place}: " if place else ""
+        raise ValueError(f"{where}{problem} (given: {given_text(value)})")
+
+
+FreeValues = Annotated[dict[str, Any], AfterValidator(_check_sendable)]
+"""Values whose keys lmx does not know. They are sent to a worker and written as JSON."""
 
 _MOST_CHARACTERS: Final = 80
 

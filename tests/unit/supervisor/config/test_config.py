@@ -108,6 +108,38 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
         ("models: [{id: a, source: /x, min_p: 2}]", ["models.a.min_p", "at most 1"]),
         ("models: [{id: a, source: /x, tool_parser: A/b}]", ["models.a.tool_parser", "A/b"]),
         (
+            "models: [{id: a, source: /x, chat_template_kwargs: {date_string: 2026-11-28}}]",
+            ["models.a.chat_template_kwargs", "date_string: it is read as a date", "in quotes"],
+        ),
+        (
+            "models: [{id: a, source: /x, tokenizer_config: {a: [1, 2000000000000000000000]}}]",
+            ["models.a.tokenizer_config", "a.1: it is a whole number of more than 64 bits"],
+        ),
+        (
+            "models: [{id: a, source: /x, engine_options: {c: !!set {d, e}}}]",
+            ["models.a.engine_options", "c: it must be a text, a number"],
+        ),
+        (
+            "models: [{id: a, source: /x, engine_options: {c: !!binary YQ==}}]",
+            ["models.a.engine_options", "c: it must be a text, a number"],
+        ),
+        (
+            r'models: [{id: a, source: /x, chat_template_kwargs: {c: "\ud83d\ude00"}}]',
+            ["models.a.chat_template_kwargs", "c: it has half of a surrogate pair"],
+        ),
+        (
+            f"models: [{{id: a, source: /x, engine_options: {{c: {'[' * 40}{']' * 40}}}}}]",
+            ["models.a.engine_options", "nested too deeply"],
+        ),
+        (
+            "models: [{id: a, source: /x, default_max_tokens: 100000000000000000000}]",
+            ["models.a.default_max_tokens", "at most"],
+        ),
+        (
+            "models: [{id: a, source: /x, context_length: 100000000000000000000}]",
+            ["models.a.context_length", "at most"],
+        ),
+        (
             "models: [{id: a, source: /x, memory_bytes: 2MB, prefix_cache: {memory_bytes: 2MB}}]",
             ["models.a", "prefix_cache.memory_bytes (2000000)", "must be less"],
         ),
@@ -197,6 +229,9 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
         # What looks like a date or a number, and can't be one.
         ("server:\n  name: 2025-02-30", ["not YAML", "day is out of range", "quotes", "line 2"]),
         ("server: {name: 0b_}", ["not YAML", "invalid literal for int", "line 1"]),
+        ("server: {advertise: !!bool maybe}", ["not YAML", "a value is invalid ('maybe')"]),
+        ("server: {name: !!timestamp soon}", ["not YAML", "a value is invalid", "line 1"]),
+        ("server: {port: !!int ''}", ["not YAML", "a value is invalid", "line 1"]),
         ("- 1", ["models:", "a list"]),
     ],
 )

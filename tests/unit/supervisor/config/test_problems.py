@@ -50,6 +50,11 @@ def test_sections_in_which_all_is_commented_out_say_nothing(tmp_path: Path) -> N
 def test_variables_are_named_where_they_are_wrong(tmp_path: Path) -> None:
     (port,) = problems(tmp_path, "server: {port: 80}", LMX_SERVER_PORT="abc")
     assert port.startswith("server.port (LMX_SERVER_PORT): ")
+    for port_text in ("[" * 5000, "!!bool maybe"):
+        (port,) = problems(tmp_path, "", LMX_SERVER_PORT=port_text)
+        assert port.startswith("LMX_SERVER_PORT: ") and port.endswith(" is not a value")
+        (models,) = problems(tmp_path, "", LMX_MODELS=f"[{port_text}]")
+        assert models.startswith("LMX_MODELS: a value is invalid (")
     (key,) = problems(tmp_path, "", LMX_API_KEYS="sk-0123456789abcdef")
     assert key.startswith("LMX_API_KEYS is not a setting: did you mean LMX_")
     (unlike,) = problems(tmp_path, "", LMX_ZZZZZZZZ="1")
@@ -117,6 +122,22 @@ models:
 def test_two_models_of_one_name(tmp_path: Path) -> None:
     (said,) = problems(tmp_path, "models: [{id: a, source: /x}, {id: a, source: /y}]")
     assert said == "models.a (line 1): two models, or one model twice, have the name 'a'"
+
+
+def test_each_form_of_a_text_is_described_as_it_is(tmp_path: Path) -> None:
+    """The rule of models' names is said of these alone."""
+    text = """\
+routing: {patterns: {'a b': m}}
+models: [{id: 'm m', source: /x, engine: my.module, tool_parser: JSON-Tools}]
+"""
+    said = dict(each.split(" (line ", 1) for each in problems(tmp_path, text))
+    assert "it has letters, digits and" in said.pop("models.m m.id")
+    assert sorted(said) == [
+        "models.m m.engine", "models.m m.tool_parser", "routing.patterns.a b.[key]",
+    ]  # fmt: skip
+    for each in said.values():
+        assert "it must match the regular expression ^" in each
+    assert "(given: 'my.module')" in said["models.m m.engine"]
 
 
 def test_a_folder_that_is_here_is_no_repository(
