@@ -21,7 +21,8 @@ class EventCutter:
 
     def cut(self, chunk: bytes) -> bytes:
         """Return the events that are whole with these bytes; the last one too, whole or not, if the
-        record begins."""
+        record begins. Whitespace where an event would begin is returned at once: it may be a ping
+        without an end of its own."""
         begin = len(self._held)
         self._held += chunk
         if self._in_record:
@@ -31,7 +32,10 @@ class EventCutter:
             return self._taken(at, at + len(RECORD))
         # An end may have begun in the bytes before.
         at = self._held.rfind(self._end, max(0, begin + 1 - len(self._end)))
-        return self._taken(at + len(self._end), at + len(self._end)) if at >= 0 else b""
+        whole = self._taken(at + len(self._end), at + len(self._end)) if at >= 0 else b""
+        if self._held.isspace():
+            whole += self._taken(len(self._held), len(self._held))
+        return whole
 
     def _taken(self, size_bytes: int, gone_bytes: int) -> bytes:
         whole = bytes(self._held[:size_bytes])

@@ -154,6 +154,9 @@ async def _answered(link: PeerLink, letter: Letter, held: ByteShare) -> Answer:
             raise NothingCameError(_nonsense(link))
         if letter.media_types and response.content_type not in letter.media_types:
             raise NothingCameError(_nonsense(link))
+        if letter.form is AnswerForm.EVENTS and response.content_type == JSON:
+            # A server that ignores `stream`. A client that reads events would find none in it.
+            raise NothingCameError(_nonsense(link))
         if letter.form is not AnswerForm.WHOLE:
             first = await response.content.readany()
         else:
@@ -326,9 +329,9 @@ async def passed_on(
     )
     try:
         if letter.form is AnswerForm.FILE:
-            record = await _file_sent(answer, live, events, silence_s)
+            figures = await _file_sent(answer, live, events, silence_s)
         else:
-            record = await _streamed(answer, live, events, silence_s, counted)
+            figures = await _streamed(answer, live, events, silence_s, counted)
     except GenerationError as lost:
         if lost.code is not ErrorCode.PEER_LOST or letter.form is AnswerForm.FILE:
             raise
@@ -339,8 +342,8 @@ async def passed_on(
     finally:
         # It is closed unless all of it was read.
         answer.response.close()
-    if record:
-        set_outcome(request, replace(outcome, **read_record(record)))
+    if figures:
+        set_outcome(request, replace(outcome, **figures))
     await events.end()
     return events.response
 
@@ -351,18 +354,24 @@ async def _streamed(
     events: EventStream,
     silence_s: float,
     counted: Counter[str],
-) -> bytes:
-    """Send a stream's whole events as they come, and return the record behind them, empty if there
-    is none. Each event counts as a token until then. Raises PEER_LOST if the stream breaks off, and
-    as :meth:`EventStream.send` does."""
+) -> dict[str, Any]:
+    """Send a stream's whole events as they come, and return the figures behind them, or, of a
+    server that sends no record, those in its last event with any; empty if there are none. Each
+    event counts as a token until then. Raises PEER_LOST if the stream breaks off, and as
+    :meth:`EventStream.send` does."""
     end = b"\n" if events.family.ping == b" " else b"\n\n"
-    cutter = EventCutter(end, has_record=answer.link.peer.kind is PeerKind.LMX)
+    is_lmx = answer.link.peer.kind is PeerKind.LMX
+    cutter = EventCutter(end, has_record=is_lmx)
+    figures: dict[str, Any] = {}
     if not events.is_open:
         await events.open()
     chunk, since_s = answer.first, time.monotonic()
     while chunk:
-        if whole := cutter.cut(chunk):
+        # Other servers may end lines with CRLF, and no JSON text has a bare CR.
+        if whole := cutter.cut(chunk if is_lmx else chunk.replace(b"\r", b"")):
             counted["completion_tokens"] += whole.count(end)
+            if not is_lmx and _USAGE in whole:
+                figures = _last_usage(whole) or figures
             await _send(events, whole)
             since_s = time.monotonic()
         if cutter.held_bytes > _MOST_EVENT_BYTES:
@@ -371,13 +380,13 @@ async def _streamed(
     if rest := cutter.rest:
         # Some servers end their last event with the stream.
         await events.send(rest + end)
-    return cutter.record
+    return read_record(cutter.record) if is_lmx else figures
 
 
 async def _file_sent(
     answer: Answer, live: LiveRequest, events: EventStream, silence_s: float
-) -> bytes:
-    """Send a file as it comes, and return the record behind it. Raises as :func:`_streamed`."""
+) -> dict[str, Any]:
+    """Send a file as it comes, and return the figures behind it. Raises as :func:`_streamed`."""
     cutter = FileCutter()
     await events.open()
     chunk = answer.first
@@ -391,7 +400,7 @@ async def _file_sent(
         raise _lost(answer.link)
     if rest:
         await events.send(rest)
-    return record
+    return read_record(record)
 
 
 async def _send(events: EventStream, whole: bytes) -> None:
@@ -428,8 +437,18 @@ def _lost(link: PeerLink) -> GenerationError:
     )
 
 
+_USAGE: Final = b'"usage"'
+
+
+def _last_usage(events: bytes) -> dict[str, Any]:
+    """Return the figures of the last of some server-sent events that has any."""
+    lines = (line for line in reversed(events.splitlines()) if _USAGE in line)
+    found = (_usage(line.removeprefix(b"data:")) for line in lines)
+    return next(filter(None, found), {})
+
+
 def _usage(payload: bytes) -> dict[str, Any]:
-    """Return the figures of a whole answer of a server that sends no record."""
+    """Return the figures of a whole answer, or of an event, of a server that sends no record."""
     try:
         usage = orjson.loads(payload).get("usage")
     except (ValueError, AttributeError):

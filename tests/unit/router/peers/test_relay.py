@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lmx.protocol.errors import ErrorCode, GenerationError, LmxError, UnavailableError
 from lmx.protocol.messages.peers import PeerKind
 from lmx.router.byte_budget import ByteBudget
+from lmx.router.http.api_family import OLLAMA
 from lmx.router.http.outcome import RECORD
 from lmx.router.jobs.live import LiveRequest, RequestKind
 from lmx.router.peers import relay
@@ -21,7 +22,7 @@ from lmx.router.peers.cutters import EventCutter, FileCutter
 
 
 @given(
-    st.lists(st.text("ab\n", max_size=5).map(str.encode), min_size=1, max_size=20),
+    st.lists(st.text("ab\n ", max_size=5).map(str.encode), min_size=1, max_size=20),
     st.sampled_from((b"\n", b"\n\n")),
     st.none() | st.lists(st.text("ab\n\x1e", max_size=5).map(str.encode), max_size=5),
 )
@@ -30,7 +31,10 @@ def test_events_are_cut_alike_however_they_come(
 ) -> None:
     cutter = EventCutter(end, has_record=True)
     sent = [cutter.cut(one) for one in chunks]
-    assert all(one == b"" or one.endswith(end) for one in sent)
+    for one in sent:
+        content = one.rstrip()
+        assert not content or end in one[len(content) :], "the last event has its end"
+    assert not cutter.rest.isspace(), "no ping waits"
     text = b"".join(chunks)
     assert b"".join(sent) + cutter.rest == text
     assert end not in cutter.rest
@@ -67,12 +71,21 @@ def test_an_event_that_comes_in_drops_costs_what_it_has() -> None:
     assert time.process_time() - began_s < 20.0, "it took a third of a second"
 
 
+def test_a_ping_without_an_end_of_its_own_is_an_event() -> None:
+    cutter = EventCutter(b"\n", has_record=True)
+    assert [cutter.cut(OLLAMA.ping) for _ in range(3)] == [OLLAMA.ping] * 3
+    assert cutter.cut(b'{}\n{"a"') + cutter.cut(OLLAMA.ping) == b"{}\n"
+    assert cutter.cut(b":1}\n" + OLLAMA.ping) == b'{"a" :1}\n ', (
+        "in the middle of an event it waits"
+    )
+
+
 def live_request() -> LiveRequest:
     context: Any = SimpleNamespace(key=None, started_at_s=time.monotonic())
     return LiveRequest("fwd-1", context, RequestKind.CHAT, "chat", "10.0.0.1", "alpha")
 
 
-def answer_of(*chunks: bytes) -> Any:
+def answer_of(*chunks: bytes, kind: PeerKind = PeerKind.LMX) -> Any:
     """An answer whose last chunk comes again and again."""
     left = list(chunks)
 
@@ -80,7 +93,7 @@ def answer_of(*chunks: bytes) -> Any:
         await asyncio.sleep(0.001)
         return left.pop(0) if len(left) > 1 else left[0]
 
-    peer = SimpleNamespace(kind=PeerKind.LMX)
+    peer = SimpleNamespace(kind=kind)
     link = SimpleNamespace(name="b", peer=peer, lost=asyncio.Event())
     return SimpleNamespace(
         link=link,
@@ -103,6 +116,20 @@ async def test_bytes_without_a_whole_event_are_silence(monkeypatch: pytest.Monke
     assert lost.value.code is ErrorCode.PEER_LOST
     assert sent == [b"data: 1\n\n", b"data: 2\n\n"]
     assert counted["completion_tokens"] == 2
+
+
+async def test_a_stream_of_another_server_may_have_crlf_and_says_what_was_used() -> None:
+    sent: list[bytes] = []
+    events: Any = SimpleNamespace(
+        family=SimpleNamespace(ping=b": ping\n\n"), is_open=True, keeps_up=True, write=sent.append
+    )
+    used = b'data: {"usage":{"prompt_tokens":11,"completion_tokens":5}}'
+    pieces = (b'data: {"usage":null}\r\n\r', b"\n", used + b"\r\n\r\ndata: [DONE]\r\n\r\n", b"")
+    answer = answer_of(*pieces, kind=PeerKind.OPENAI)
+    async with asyncio.timeout(90):
+        figures = await relay._streamed(answer, live_request(), events, 30.0, Counter())
+    assert sent == [b"data: 1\n\n", b'data: {"usage":null}\n\n', used + b"\n\ndata: [DONE]\n\n"]
+    assert figures == {"prompt_tokens": 11, "completion_tokens": 5}
 
 
 async def test_a_forwarded_stream_is_cancelled_between_two_events() -> None:
