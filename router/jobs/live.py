@@ -198,14 +198,14 @@ class LiveRequest:
         self.failure = LmxError(reason.code, reason.message)
         return reason
 
-    def cancel(self) -> None:
-        """Let the request end with REQUEST_CANCELLED. Idempotent.
+    def cancel(self, error: LmxError | None = None) -> None:
+        """Let the request end with ``error``, by default REQUEST_CANCELLED. Idempotent.
 
         It ends at its next wait for the model, at once if it is in such a wait: never between the
         halves of something that is being written to its client.
         """
         if self.error is None:
-            self.error = cancelled_error()
+            self.error = error or cancelled_error()
             if self.waiting is not None:
                 self.waiting.cancel()
 

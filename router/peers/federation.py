@@ -138,14 +138,19 @@ class Federation:
     def put(self, peers: tuple[Peer, ...]) -> None:
         """Ask these peers from now on. Streams that come from others continue."""
         wanted = {peer.name: peer for peer in peers}
+        before: dict[str, PeerLink] = {}
         for name, link in list(self.links.items()):
             if wanted.get(name) != link.peer:
                 self._tasks.pop(name).cancel()
+                before[name] = self.links.pop(name)
                 # Nobody asks it any more whether it still answers.
-                self.links.pop(name).lose("it is no peer any more")
+                before[name].lose("it is no peer any more")
         for name, peer in wanted.items():
             if name not in self.links:
                 link = self.links[name] = PeerLink(peer, self._own.name, self._session)
+                if name in before:
+                    # Until it answers, its models stay known, and so what is counted of them.
+                    link.state = before[name].state
                 self._tasks[name] = keep_up(
                     partial(self._ask, link), f"the questions to the peer {name}"
                 )
@@ -382,7 +387,8 @@ class Federation:
                 raise
             code = outcome_of(request).error
             if live.failure is None and code is not None:
-                live.failure = LmxError(ErrorCode(code), f"The machine {machine} was lost.")
+                reason = "was lost" if code == ErrorCode.PEER_LOST else f"reported {code}"
+                live.failure = LmxError(ErrorCode(code), f"The machine {machine} {reason}.")
 
     async def _within_time(
         self,

@@ -253,6 +253,9 @@ class Router:
             ErrorCode.SHUTTING_DOWN, "lmx is shutting down: try again later."
         )
         self.workers.give_up_all(error)
+        for live in self.live.all:
+            if live.machine is not None:  # A peer computes it: it waits for none of the others.
+                live.cancel(error)
         self.queues.close(error)
         self.supervisor.fail_questions(error)
         await self.traffic.idle(_LAST_EVENTS_S)

@@ -25,6 +25,7 @@ from lmx.router.supervisor import queries
 from tests.support.fakes.fake_peers import (
     FakeStream,
     cold,
+    fails,
     plays,
     ready,
     refuses,
@@ -314,6 +315,36 @@ async def test_a_stream_that_breaks_off_ends_with_a_coded_error() -> None:
             await until(lambda: a.router.peers.links[0].answers)
         assert not c.worker.streams
         assert a.router.metrics.read().models[MODEL].errors == {"peer_lost": 3}
+
+
+async def test_a_peers_error_in_a_stream_is_listed_as_what_it_is() -> None:
+    scripts = {"b": plays("Hello", fails(ErrorCode.WORKER_OUT_OF_MEMORY, "no room"))}
+    async with federation("ab", scripts) as (a, _):
+        assert '"worker_out_of_memory"' in await ended(a.chat(model=f"{MODEL}@b", stream=True))
+        _, listed = await a.admin("GET", "/admin/requests?ended=1")
+        (one,) = listed["ended"]
+        assert (one["error"], one["error_message"]) == (
+            "worker_out_of_memory", "The machine b reported worker_out_of_memory.",
+        )  # fmt: skip
+
+
+async def test_the_end_of_the_router_is_said_to_whom_a_peer_answers() -> None:
+    async def speaks(stream: FakeStream) -> None:
+        await stream.accept()
+        await stream.say("Hello")
+        await until_cancelled(stream)
+
+    async with federation("ab", {"b": speaks}) as (a, b):
+        whole = asyncio.create_task(a.chat_json(model=f"{MODEL}@b"))
+        async with a.chat(model=f"{MODEL}@b", stream=True) as response:
+            seen = await response.content.readany()
+            await until(lambda: len(b.worker.streams) == 2)
+            ending = asyncio.create_task(a.router.stop(grace_s=0.0))
+            seen += await response.content.read()
+        assert b'"shutting_down"' in seen
+        status, found = await whole
+        assert (status, found["error"]["code"]) == (503, "shutting_down")
+        await ending
 
 
 async def test_pings_go_to_a_client_while_machines_are_asked_and_the_last_may_be_its_own() -> None:
@@ -664,6 +695,16 @@ async def test_a_peer_that_is_removed_has_its_requests_answered_elsewhere() -> N
         assert len(c.worker.streams) == 1
 
 
+async def test_the_models_of_a_peer_with_another_key_stay_known_until_it_answers() -> None:
+    async with federation("ab") as (a, b):
+        await with_remote(b, a)
+        (before,) = a.router.peers.links
+        a.router.peers.put(PeerList.of((replace(before.peer, key="sk-lmx-another"),)))
+        (link,) = a.router.peers.links
+        assert not link.answers
+        assert a.router.peers.model_ids == (REMOTE,), "what was counted of it stays"
+
+
 async def test_without_peers_nothing_runs_and_the_last_one_gone_nothing_is_asked() -> None:
     async with federation("ab") as (a, b):
         await with_remote(b, a)
@@ -798,15 +839,15 @@ ANSWERS: dict[str, bytes] = {
 class StrangePeer:
     """A peer that sends what it is told to."""
 
-    def __init__(self, state: bytes, answered: bytes = b"") -> None:
-        self.state, self.answered = state, answered
+    def __init__(self, state: bytes, answered: bytes = b"", kind: PeerKind = PeerKind.LMX) -> None:
+        self.state, self.answered, self.kind = state, answered, kind
         self.heads: list[bytes] = []
         self._slow = state == STATES["slow"][0]
 
     async def __aenter__(self) -> "StrangePeer":
         self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = self.server.sockets[0].getsockname()[1]
-        self.peer = Peer("strange", f"http://127.0.0.1:{port}", PeerKind.LMX, peer_key("strange"))
+        self.peer = Peer("strange", f"http://127.0.0.1:{port}", self.kind, peer_key("strange"))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -858,6 +899,17 @@ async def test_what_a_strange_peer_answers_ends_with_a_coded_error(
         for head in strange.heads:
             assert CLIENT_KEY.encode() not in head
             assert head.count(b"Authorization") == 1
+
+
+async def test_a_server_that_ignores_stream_gives_no_empty_answer() -> None:
+    listed = http_answer(json.dumps({"data": [{"id": REMOTE}]}).encode())
+    said = http_answer(b'{"choices": []}', "200 OK", "Content-Type: application/json")
+    async with federation("a") as (a,), StrangePeer(listed, said, PeerKind.OPENAI) as strange:
+        a.router.peers.put(PeerList.of((strange.peer,)))
+        await until(lambda: a.router.peers.links[0].answers)
+        status, found = await a.chat_json(model=REMOTE, stream=True)
+        assert (status, found["error"]["code"]) == (503, "peer_lost")
+        assert "answer that is invalid" in found["error"]["message"]
 
 
 async def test_models_with_odd_names_are_left_out() -> None:

@@ -57,7 +57,8 @@ async def test_a_peer_is_believed_with_its_certificate_and_no_other_one() -> Non
         assert "lmx pair" in (problem(a) or "")
         asked = len(b.worker.streams)
         status, found = await a.chat_json()
-        assert (status, found["error"]["code"]) == (404, "model_not_found")
+        assert (status, found["error"]["code"]) == (503, "peer_unavailable"), "it had the model"
+        assert "certificate" in found["error"]["message"]
         assert len(b.worker.streams) == asked
         # Another certificate takes the place of the first one while the router runs.
         certificate(b).unlink()
