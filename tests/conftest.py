@@ -53,9 +53,9 @@ with capture_logs():
 
 choose_device()
 
-# How long an example takes says how busy the machine is, and nothing about lmx. `make test` tries the
-# same examples each time: a rare one that finds an old fault is for `make fuzz`, and not for whoever
-# changes something else.
+# How long an example takes says how busy the machine is, and nothing about lmx. `make test` tries
+# the same examples each time: a rare one that finds an old fault is for `make fuzz`, and not for
+# whoever changes something else.
 settings.register_profile(
     "lmx",
     deadline=None,
@@ -65,8 +65,8 @@ settings.register_profile(
 )
 settings.load_profile("lmx")
 if not WHOLE:
-    # Hypothesis also draws constants of those of our modules that are imported by then: the examples
-    # would depend on which tests a process has run before.
+    # Hypothesis also draws constants of those of our modules that are imported by then: the
+    # examples would depend on which tests a process has run before.
     vars(providers)["_get_local_constants"] = lambda: providers._local_constants
 
 

@@ -362,7 +362,8 @@ async def test_names_and_texts_of_strangers_stay_texts(page: Page) -> None:
 
 async def test_thousands_of_requests_stay_smooth(page: Page) -> None:
     """Only the rows in view exist; a message, a scroll and a filter cost a few milliseconds of
-    script, as many as with a hundred requests or a small multiple of that."""
+    script, as many as with a hundred requests or a small multiple of that. The least of many times
+    is compared, because a long one says how busy the machine is."""
     await page.run(STUB)
     figures = await page.run(
         f"""(async () => {{
@@ -375,22 +376,20 @@ async def test_thousands_of_requests_stay_smooth(page: Page) -> None:
           const made = {{}};
           for (const many of [100, {MANY}]) {{
             const live = Array.from({{ length: many }}, (_, number) => shape(number));
-            const times = {{ told: [] }};
+            const times = {{ told: [], frame: [] }};
             for (let round = 0; round < 20; round++) {{
               live[round] = shape(round, {{ tokens: 1000 + round }});
               times.told.push(await timed(() => tell([...live])));
             }}
-            const began = performance.now();
-            let frames = 0;
-            for (let round = 0; round < 60; round++) {{
-              list.scrollTop = (list.scrollHeight / 60) * round;
-              await frame(); frames++;
+            for (let round = 1; round < 60; round++) {{
+              const began = performance.now();
+              list.scrollTop = ((list.scrollHeight - list.clientHeight) / 60) * round;
+              await frame();
+              times.frame.push(performance.now() - began);
             }}
-            times.frame_ms = (performance.now() - began) / frames;
             list.scrollTop = 0;
             await frame();
-            times.told.sort((one, other) => one - other);
-            made[many] = {{ told_ms: times.told[10], frame_ms: times.frame_ms,
+            made[many] = {{ told_ms: Math.min(...times.told), frame_ms: Math.min(...times.frame),
               rows: document.querySelectorAll(".request").length }};
           }}
           return made;

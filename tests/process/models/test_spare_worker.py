@@ -77,6 +77,7 @@ def test_a_load_takes_it(lmx: Rig) -> None:
 def test_a_load_does_not_need_it(lmx: Rig) -> None:
     spare = spare_of(lmx)
     spare.send_signal(signal.SIGKILL)
+    wait_until(lambda: not is_running(spare), "it has ended")
     assert load(lmx) != spare.pid
     assert lmx.worker("a")["restarts"] == 0
     unload(lmx)

@@ -53,6 +53,14 @@ def require_chromium() -> str:
     return found
 
 
+_REPLACED = ("Inspected target navigated or closed", "Cannot find default execution context")
+"""What an evaluation is answered while another document takes a tab's place."""
+
+
+class DocumentReplaced(AssertionError):
+    """The document in which a script ran has been replaced, as by a reload."""
+
+
 class Page:
     """A tab, in which one script after another is run."""
 
@@ -100,6 +108,8 @@ async def _ask(
         async for message in socket:
             said = json.loads(message.data)
             if said.get("id") == number:
+                if said.get("error", {}).get("message", "").startswith(_REPLACED):
+                    raise DocumentReplaced(said["error"]["message"])
                 assert "error" not in said, said
                 return said["result"]
     raise AssertionError("the browser has gone")

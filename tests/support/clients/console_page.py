@@ -1,12 +1,13 @@
 """The page at / as tests drive it: its sizes, its state, and what becomes of it."""
 
 import asyncio
+import contextlib
 import json
 import time
 from pathlib import Path
 from typing import Any
 
-from tests.support.clients.chromium import Page
+from tests.support.clients.chromium import DocumentReplaced, Page
 from tests.support.clients.client_packages import node_folder
 from tests.support.rigs.rig import ROOT
 
@@ -46,12 +47,15 @@ def at(name: str) -> str:
 
 
 async def until(page: Page, script: str, what: str, deadline_s: float = 90.0) -> Any:
-    """What a script comes to, as soon as that is true."""
+    """What a script comes to, as soon as that is true; also while another document takes the place
+    of the tab's."""
     end_s = time.monotonic() + deadline_s
-    while not (value := await page.run(script)):
+    while True:
+        with contextlib.suppress(DocumentReplaced):
+            if value := await page.run(script):
+                return value
         assert time.monotonic() < end_s, f"{what}: {await page.run(STATE)}"
         await asyncio.sleep(0.05)
-    return value
 
 
 async def press(page: Page, key: str) -> None:
