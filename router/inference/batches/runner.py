@@ -111,9 +111,13 @@ class _Batch:
 
     def pass_over(self) -> None:
         """Know the lines of other models next. Those that were known are found again in the records
-        when all have been passed over: they have no results."""
-        assert self.cursor is not None, "lines were taken"
+        when all have been passed over: they have no results. The same holds for suspects, which
+        come before them."""
         self.passed_over = True
+        if self.suspects:
+            self.suspects.clear()
+            return
+        assert self.cursor is not None, "lines were taken"
         if self.ready[-1].model == self.cursor.model:
             # The end of the model's lines: no name comes between the two.
             self.cursor = self.cursor._replace(model=f"{self.cursor.model}\0", order=b"", number=0)
@@ -367,7 +371,7 @@ class BatchRunner:
 
     async def _next_line(self) -> tuple[_Batch, LineRow, bool] | None:
         """Return the line that begins next, and whether it runs alone."""
-        if self._files.unwritten >= _AHEAD or self._is_somebody_served:
+        if self._files.unwritten >= _AHEAD or self._is_paused:
             return None
         seen: set[str | None] = set()
         stuck: set[str | None] = set()
@@ -392,14 +396,14 @@ class BatchRunner:
                 or (alone and any(one.running for one in of_owner))
             ):
                 continue
-            line = await self._free_line(list(lines)[:1] if alone else lines)
+            line = await self._free_line(lines)
             if line is None:
-                if not alone and not batch.running and all(map(self._is_hopeless, lines)):
+                if not batch.running and all(map(self._is_hopeless, lines)):
                     stuck.add(owner)
                     batch.pass_over()
                 continue
             # Both may have changed while this waited.
-            if self._is_somebody_served:
+            if self._is_paused:
                 return None
             if line in lines:
                 lines.remove(line)
@@ -429,7 +433,11 @@ class BatchRunner:
         return not can_serve(model) or self._base_id(line.model) in self._impossible
 
     @property
-    def _is_somebody_served(self) -> bool:
+    def _is_paused(self) -> bool:
+        """Whether no line may begin: somebody is served, or an operator drained the machine."""
+        directory = self._services.supervisor.latest
+        if directory is not None and directory.snapshot.drained:
+            return True
         return any(True for _ in self._services.live.in_foreground)
 
     def _in_turn(self) -> Iterator[_Batch]:
@@ -503,7 +511,9 @@ class BatchRunner:
         )
         in_use = set(self._running())
         since_s = self._services.live.last_used_s
-        in_use |= {name for name, at_s in since_s.items() if now_s - at_s < _PERSONS_S}
+        in_use |= {
+            self._base_id(name) for name, at_s in since_s.items() if now_s - at_s < _PERSONS_S
+        }
         possible = plan.outcome in (LoadOutcome.LOADED, LoadOutcome.STARTS, LoadOutcome.EVICTS)
         (self._impossible.discard if possible else self._impossible.add)(model_id)
         allowed = possible and in_use.isdisjoint(plan.evicts)

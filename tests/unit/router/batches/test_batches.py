@@ -320,6 +320,60 @@ async def test_a_model_that_is_drained_keeps_no_other_waiting() -> None:
         assert (await ended(client, first)).status == "completed"
 
 
+async def test_a_drained_machine_begins_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    script, waiting = held()
+    async with router_rig(script) as rig, sdk(rig) as client:
+        batches, models = rig.router.batches, rig.supervisor.models
+        begin_lines, looks = batches._begin_lines, 0
+
+        async def begins() -> None:
+            nonlocal looks
+            await begin_lines()
+            looks += bool(batches._batches)
+
+        monkeypatch.setattr(batches, "_begin_lines", begins)
+        # The second model would be loaded.
+        views = (*models, cold("cold", kind=ModelKind.CHAT))
+        await rig.publish(*views, default=MODEL, drained=True)
+        other = line("b")
+        other["body"]["model"] = "cold"
+        found = [await begun(client, jsonl(one)) for one in (line("a"), other)]
+        await until(lambda: len(batches._batches) == 2)
+        looks = 0
+        await until(lambda: looks >= 3)
+        assert not any(one.running for one in batches._batches.values())
+        assert not rig.asked(PlanLoad)
+        rig.worker.script = answer
+        await rig.publish(*models, ready("cold", INSTANCE), default=MODEL)
+        assert [(await ended(client, one)).status for one in found] == ["completed"] * 2
+        assert not waiting
+
+
+async def test_suspects_of_a_quarantined_model_keep_no_other_batch_waiting() -> None:
+    script, waiting = held()
+    async with router_rig(script, api_keys=KEYS[:1]) as rig, sdk(rig) as client:
+        await rig.publish(ready("bad", INSTANCE, max_rows=4), cold(MODEL, SlotState.HELD))
+        asked = [line(str(number)) for number in range(3)]
+        for one in asked:
+            one["body"]["model"] = "bad"
+        first = await begun(client, jsonl(*asked, line("a")))
+        await until(lambda: len(waiting) == 3)
+        quarantined = cold("bad", SlotState.QUARANTINED, kind=ModelKind.CHAT)
+        rig.worker.script = answer
+        await rig.publish(ready(MODEL, INSTANCE), quarantined)
+        for stream in waiting:
+            await stream.fail(ErrorCode.WORKER_CRASHED, "no")
+        second = await ended(client, await begun(client, jsonl(line("b"))))
+        assert second.status == "completed"
+        # So do the other lines of their own batch.
+        await until(lambda: rig.router.batches.lines_left == 3)
+        assert (await client.batches.retrieve(first.id)).status == "in_progress"
+        await rig.publish(ready(MODEL, INSTANCE), ready("bad", INSTANCE))
+        done = await ended(client, first)
+        assert done.request_counts is not None
+        assert (done.status, done.request_counts.completed) == ("completed", 4)
+
+
 async def test_cancelling() -> None:
     script, waiting = held()
     async with router_rig(script) as rig, sdk(rig) as client:
@@ -616,15 +670,17 @@ async def test_a_request_that_may_wait(tier: Any, shown: str | None, priority: i
         assert [one.request.priority for one in rig.worker.streams] == [priority] * 3
 
 
+@pytest.mark.parametrize("used", [MODEL, "adapter"])
 async def test_a_model_that_somebody_uses_is_not_evicted_for_a_batch(
-    monkeypatch: pytest.MonkeyPatch,
+    used: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = LoadPlan("cold", (), 10, LoadOutcome.EVICTS, "it would be", 20, 0, evicts=(MODEL,))
     monkeypatch.setattr(runner, "_PLAN_S", 0.1)
     async with router_rig() as rig, sdk(rig) as client:
         rig.supervisor.replies[PlanLoad] = plan
-        await rig.publish(ready(MODEL, INSTANCE, created_s=1), cold("cold"), default=MODEL)
-        assert (await rig.chat_json())[0] == 200
+        adapter = ready("adapter", INSTANCE, base=MODEL)
+        await rig.publish(ready(MODEL, INSTANCE, created_s=1), adapter, cold("cold"), default=MODEL)
+        assert (await rig.chat_json(model=used))[0] == 200
         wanted = line("a")
         wanted["body"]["model"] = "cold"
         batch = await begun(client, jsonl(wanted))
