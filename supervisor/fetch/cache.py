@@ -34,22 +34,30 @@ _REF_LIMIT_BYTES = 4096
 
 
 def scan() -> list[dict[str, Any]]:
-    """Return the models of the cache, by name.
+    """Return the models of the cache, by name. A repository that can't be read, or that is deleted
+    meanwhile, is left out.
 
     The client's own scan leaves out a repository as soon as one link of it leads nowhere.
     """
     cache = Path(HF_HUB_CACHE).expanduser()
-    return [
-        {
-            "repo_id": folder.name.removeprefix("models--").replace("--", "/"),
-            "path": str(folder),
-            "size_bytes": _size_bytes(folder),
-            "modified_s": _modified_s(folder),
-            "snapshots": _snapshots(folder),
-        }
-        for folder in sorted(cache.glob("models--*--*"))
-        if folder.is_dir() and not folder.is_symlink()
-    ]
+    found = []
+    for folder in sorted(cache.glob("models--*--*")):
+        try:
+            if folder.is_dir() and not folder.is_symlink():
+                found.append(_repository(folder))
+        except OSError as error:
+            sys.stderr.write(f"{folder} can't be read: {error}\n")
+    return found
+
+
+def _repository(folder: Path) -> dict[str, Any]:
+    return {
+        "repo_id": folder.name.removeprefix("models--").replace("--", "/"),
+        "path": str(folder),
+        "size_bytes": _size_bytes(folder),
+        "modified_s": _modified_s(folder),
+        "snapshots": _snapshots(folder),
+    }
 
 
 def _snapshots(folder: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """The program that looks at the hub client's cache and clears it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,24 @@ def test_a_scan_shows_each_commit_with_its_names(repository: Path) -> None:
         (OLD, ["v1"]),
         (NEW, ["main"]),
     ]
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), FileNotFoundError()])
+def test_a_repository_that_cannot_be_read_is_left_out(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    """It is another user's, or is deleted meanwhile."""
+    (repository.parent / "models--b--locked" / "snapshots").mkdir(parents=True)
+    rglob = Path.rglob
+
+    def read(folder: Path, pattern: str) -> Any:
+        if "models--b--locked" in folder.parts:
+            raise error
+        return rglob(folder, pattern)
+
+    monkeypatch.setattr(Path, "rglob", read)
+    (found,) = cache.scan()
+    assert found["repo_id"] == "org/name"
 
 
 def test_what_can_not_be_read_of_one_costs_no_other(repository: Path) -> None:
