@@ -168,10 +168,26 @@ def default_model_id(source: Source) -> str:
     return model_id
 
 
+def file_model_id(repo_id: str, filename: str) -> str:
+    """Return the id of a model that is one GGUF file of a repository: its own, or the repository's
+    where none can be made of the file's name."""
+    try:
+        return default_model_id(GgufSource(filename))
+    except SourceError:
+        return default_model_id(HubSource(repo_id))
+
+
 def quantized_name(source: str, bits: QuantizedBits) -> str:
     """Return the id of the model that a source is quantized to: 'Qwen3-8B-4bit' for
-    'Qwen/Qwen3-8B'. Raises `SourceError` as `default_model_id` does."""
-    name = default_model_id(parse_source(source)).rpartition("/")[2]
+    'Qwen/Qwen3-8B'. A file of a repository is written 'org/name/file.gguf'. Raises `SourceError`
+    as `default_model_id` does."""
+    parsed = parse_source(source)
+    path = PurePath(source)
+    if isinstance(parsed, GgufSource) and len(path.parts) > 2 and not path.is_absolute():
+        name = file_model_id("/".join(path.parts[:2]), path.name)
+    else:
+        name = default_model_id(parsed)
+    name = name.rpartition("/")[2]
     return f"{name}-{'mixed' if bits is QuantizedBits.MIXED else f'{bits}bit'}"
 
 

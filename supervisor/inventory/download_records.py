@@ -21,7 +21,7 @@ from lmx.supervisor.config.sources import (
     GgufSource,
     HubSource,
     SourceError,
-    default_model_id,
+    file_model_id,
     folder_path,
     parse_file_name,
     parse_source,
@@ -99,7 +99,7 @@ class Download:
         if self.filename is not None:
             if not self.filename.lower().endswith(".gguf"):
                 return None
-            return AddModel(default_model_id(GgufSource(self.filename)), str(path))
+            return AddModel(file_model_id(self.repo_id, self.filename), str(path))
         if self.revision not in (None, "main"):
             return AddModel(self.repo_id, f"{self.repo_id}@{self.revision}")
         return AddModel(self.repo_id, self.repo_id)

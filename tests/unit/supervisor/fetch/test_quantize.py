@@ -392,6 +392,7 @@ def test_nothing_is_said_of_what_is_no_result(result: Any) -> None:
         ("Qwen/Qwen3-8B@v2", QuantizedBits.EIGHT, "Qwen3-8B-8bit"),
         ("/models/My Model", QuantizedBits.MIXED, "my-model-mixed"),
         ("org/repo/Small-1B-F16.gguf", QuantizedBits.FOUR, "small-1b-4bit"),
+        ("org/Repo/f16/千问.gguf", QuantizedBits.FOUR, "Repo-4bit"),
     ],
 )
 def test_its_name(source: str, bits: QuantizedBits, name: str) -> None:

@@ -406,6 +406,7 @@ async def test_questions_that_are_wrong(
         ("main", None, "org/name", "org/name"),
         ("v2", None, "org/name", "org/name@v2"),
         (None, "Some-1B-Q4_0.gguf", "some-1b", "/cache/file"),
+        (None, "千问.gguf", "org/name", "/cache/file"),
         (None, "notes.txt", None, None),
     ],
 )
