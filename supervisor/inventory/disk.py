@@ -4,6 +4,7 @@ deleted: that is done in :mod:`lmx.supervisor.inventory.deletion`."""
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.memory.files import whole_conversion
+from lmx.supervisor.processes.child import without_own_keys
 
 _SCAN_S: Final = 60.0
 _DELETE_S: Final = 3600.0
@@ -142,7 +144,7 @@ async def _hub_main(*arguments: str, within_s: float, done: str) -> Any:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-P", "-m", "lmx.supervisor.fetch.cache", *arguments,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE, start_new_session=True,
+        stderr=asyncio.subprocess.PIPE, start_new_session=True, env=without_own_keys(os.environ),
     )  # fmt: skip
     try:
         async with asyncio.timeout(within_s):

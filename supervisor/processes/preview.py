@@ -2,6 +2,7 @@
 heads of its files how much memory it takes. The fetch program asks the hub."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.memory.inspection import Inspection, Question
+from lmx.supervisor.processes.child import without_own_keys
 from lmx.supervisor.processes.inspector import inspect_now
 from lmx.supervisor.state.home import Home
 
@@ -114,6 +116,7 @@ def _ask(home: Home, source: str, options: Sequence[str]) -> dict[str, Any]:
                 "--models-dir", str(home.models), *options,
             ],
             stdin=subprocess.DEVNULL, capture_output=True, timeout=_LOOK_S, check=False,
+            env=without_own_keys(os.environ),
         )  # fmt: skip
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired as error:
