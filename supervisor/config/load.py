@@ -3,6 +3,7 @@
 Every error names the key, the value and what is allowed, all of them at once.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -264,6 +265,10 @@ def _make_absolute(model: dict[str, Any], folder: Path) -> None:
         text = section.get(key)
         if isinstance(text, str):
             section[key] = absolute_source(text, folder)
+    template = model.get("chat_template")
+    # What has a brace is the template itself; the worker expands `~`.
+    if isinstance(template, str) and template and "{" not in template and template[0] != "~":
+        model["chat_template"] = os.path.normpath(folder / template)
 
 
 def _lines(path: Path) -> dict[tuple[int | str, ...], int]:

@@ -160,20 +160,22 @@ def test_what_a_killed_worker_left_is_removed(
 
 
 def test_templates_and_the_tokenizer_s_values_can_be_replaced(
-    bases: Callable[[str], Path], tmp_path: Path
+    bases: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     folder = changed(bases("llama"), tmp_path / "own")
     (folder / "chat_template.jinja").write_text("its own")
     file = tmp_path / "other.jinja"
     file.write_text("{{ messages }} of a file")
-    for given in ("{{ messages }} of a file", str(file)):
+    for given in ("{{ messages }} of a file", str(file), "~/other.jinja"):
         changes = FolderChanges(given, {"eos_token": "<x>"})
         tokenizer = open_checkpoint(folder, changes=changes).tokenizer
         assert tokenizer.chat_template == "{{ messages }} of a file"
         assert tokenizer.eos_token == "<x>"
     assert open_checkpoint(folder).tokenizer.chat_template == "its own"
-    with pytest.raises(OperationError, match=r"chat_template: nowhere\.jinja"):
-        open_checkpoint(folder, changes=FolderChanges("nowhere.jinja"))
+    for missing in ("nowhere.jinja", "~no-such-user/t.jinja"):
+        with pytest.raises(OperationError, match=f"chat_template: {missing} can't be read"):
+            open_checkpoint(folder, changes=FolderChanges(missing))
 
 
 def test_a_template_that_is_named_says_what_the_librarys_program_says(

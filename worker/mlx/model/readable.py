@@ -178,8 +178,8 @@ def _template(given: str) -> str:
     if "{" in given:
         return given
     try:
-        return read_regular(Path(given), CONFIG_LIMIT_BYTES).decode()
-    except (OSError, UnicodeDecodeError) as error:
+        return read_regular(Path(given).expanduser(), CONFIG_LIMIT_BYTES).decode()
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:
         raise OperationError(
             ErrorCode.CONFIG_INVALID, f"chat_template: {given} can't be read: {error}."
         ) from error

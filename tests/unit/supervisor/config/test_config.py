@@ -616,13 +616,17 @@ def test_paths_of_models_are_from_the_folder_of_the_file(
     entry = """models:
   - {id: a, source: ./a, adapters: {s: ../lora, h: org/lora}}
   - {id: b, source: b.gguf, speculation: {method: draft_model, draft: ./draft}}
-  - {id: c, source: ~/c}
-  - {id: d, source: org/d}
+  - {id: c, source: ~/c, chat_template: ~/c.jinja}
+  - {id: d, source: org/d, chat_template: ../d.jinja}
+  - {id: e, source: org/e, chat_template: "{{ messages }}/e"}
 """
     config = load(entry, tmp_path)
     above = tmp_path.parent
     assert [m.source for m in config.models] == [
-        str(tmp_path / "a"), str(tmp_path / "b.gguf"), "~/c", "org/d",
+        str(tmp_path / "a"), str(tmp_path / "b.gguf"), "~/c", "org/d", "org/e",
+    ]  # fmt: skip
+    assert [m.chat_template for m in config.models[2:]] == [
+        "~/c.jinja", str(above / "d.jinja"), "{{ messages }}/e",
     ]  # fmt: skip
     assert config.models[0].adapters == {"s": str(above / "lora"), "h": "org/lora"}
     assert config.models[1].speculation.draft == str(tmp_path / "draft")
