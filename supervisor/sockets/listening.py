@@ -32,9 +32,11 @@ def bind(server: ServerConfig, last_port: int) -> socket.socket:
         listener.bind((server.host, server.port or last_port))
         listener.listen(1024)
         listener.setblocking(False)
-    except OSError:
+    except (OSError, TypeError, ValueError) as error:
         listener.close()
-        raise
+        if isinstance(error, OSError):
+            raise
+        raise OSError(errno.EINVAL, "no machine can have that name") from error
     return listener
 
 
@@ -51,7 +53,7 @@ def _answers(host: str, port: int) -> bool:
     try:
         with socket.create_connection((host, port), _ANSWER_S):
             return True
-    except OSError:
+    except (OSError, UnicodeError):  # The latter for a name that none can have.
         return False
 
 
@@ -61,7 +63,7 @@ def lmx_answers(server: ServerConfig) -> bool:
     try:
         connection.request("GET", "/version")
         return connection.getresponse().headers.get("Server") == "lmx"
-    except (OSError, http.client.HTTPException):
+    except (OSError, UnicodeError, http.client.HTTPException):
         return False
     finally:
         connection.close()

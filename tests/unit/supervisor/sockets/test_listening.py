@@ -2,7 +2,9 @@
 
 import errno
 import os
+import re
 import socket
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -37,6 +39,16 @@ def test_a_port_is_free_or_taken() -> None:
         with pytest.raises(OperationError, match="another program"):
             check_free(server)
     check_free(server)
+
+
+@pytest.mark.parametrize("host", ["192.168.1..5", ".local", f"{'a' * 64}.local", "ü..local"])
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_a_name_that_no_machine_can_have_is_an_address_that_cannot_be_had(
+    host: str, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    with pytest.raises(OperationError, match=f"can't listen on port 1 of {re.escape(host)}: "):
+        check_free(ServerConfig(host=host, port=1))
 
 
 class _Version(BaseHTTPRequestHandler):
