@@ -390,6 +390,9 @@ def _limit_cpu() -> None:
 def main() -> int:
     """Run the program; returns its exit status."""
     _limit()
+    # The module of an engine of one's own may print: descriptor 1 is stderr for everyone else.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
     home = Home.from_environment(os.environ)
     for line in sys.stdin:
         _limit_cpu()
@@ -397,8 +400,8 @@ def main() -> int:
             answer = _answer(line, home)
         except Exception as error:
             answer = {"error": shown(f"{type(error).__name__}: {error}")}
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
     return 0
 
 

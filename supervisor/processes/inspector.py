@@ -87,7 +87,7 @@ class Inspector:
         self._turn = asyncio.Lock()
         self._idle: list[asyncio.subprocess.Process] = []
         self._busy: set[asyncio.subprocess.Process] = set()
-        self._leaving: dict[asyncio.Task[None], str] = {}
+        self._leaving: dict[asyncio.Task[int], str] = {}
         """Readers that were killed, and what each was asked."""
         self._closing = False
         self._retirement: asyncio.TimerHandle | None = None
@@ -158,7 +158,14 @@ class Inspector:
         asked = json.dumps(question)
         if list(self._leaving.values()).count(asked) >= _MOST_OF_ONE:
             raise _NoReaderError("earlier reads of it still hang: is its disk gone?")
-        await self._turn.acquire()
+        began_s = time.monotonic()
+        try:
+            # Where a client waits, its turn comes in what the answer leaves of its time.
+            async with asyncio.timeout(None if answer_s is None else _LONGEST_SOON_S - answer_s):
+                await self._turn.acquire()
+        except TimeoutError as error:
+            raise _NoReaderError("the files of other models are read for so long") from error
+        waited_s = time.monotonic() - began_s
         try:
             if self._closing:
                 raise InspectionError("lmx is shutting down")
@@ -174,7 +181,7 @@ class Inspector:
             # A reader that is slow, or hangs, must not keep others waiting.
             self._turn.release()
         try:
-            most_s = _LONGEST_S if answer_s is None else _LONGEST_SOON_S
+            most_s = _LONGEST_S if answer_s is None else _LONGEST_SOON_S - waited_s
             await done_within(asking, limit_s - soon_s, most_s - soon_s, reader.pid)
         finally:
             self._done_with(reader, asking, asked)
@@ -239,7 +246,7 @@ class Inspector:
     def _leave(self, reader: asyncio.subprocess.Process, asked: str = "") -> None:
         """End a reader without waiting for it. One that hangs in a disk access ends when that
         does."""
-        task = begin(_gone(reader), "the end of a reader")
+        task = begin(reader.wait(), "the end of a reader")
         self._leaving[task] = asked
         task.add_done_callback(self._leaving.pop)
 
@@ -312,10 +319,6 @@ def inspect_now(home: Home, questions: Sequence[Question]) -> list[Inspection]:
 def _kill(reader: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         reader.kill()
-
-
-async def _gone(reader: asyncio.subprocess.Process) -> None:
-    await reader.wait()
 
 
 async def _lost(reader: asyncio.subprocess.Process, why: str) -> _ReaderLostError:

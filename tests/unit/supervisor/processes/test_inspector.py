@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,20 @@ async def test_a_reader_that_fails_costs_one_answer(
     assert (await again.inspect(Question(str(folder), str(folder)))).problem is None
     await inspector.wait_closed()
     await again.wait_closed()
+
+
+async def test_what_an_engine_prints_is_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import os\nprint('hello')\nos.write(1, b'more\\n')\n"
+    code += "def estimate(*_): raise ValueError('it was asked')\n"
+    (tmp_path / "chatty_engine.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(sys.path)}")
+    folder = str(write_model(tmp_path / "m"))
+    inspector = Inspector(Home(tmp_path), 60.0)
+    found = await inspector.inspect(Question(folder, folder, engine="chatty_engine:create"))
+    assert "it was asked" in (found.problem or "")
+    await inspector.wait_closed()
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL, signal.SIGSEGV])
@@ -139,6 +154,20 @@ async def test_a_disk_that_is_gone_takes_no_reader_from_others(
     assert (await inspector.inspect(Question(folder, folder))).problem is None
     for reader in stuck:
         reader.kill()
+    await inspector.wait_closed()
+
+
+async def test_who_waits_for_a_turn_waits_no_longer_than_a_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(write_model(tmp_path / "m"))
+    inspector = Inspector(Home(tmp_path))
+    question = Question(folder, folder)
+    async with inspector._turn, asyncio.timeout(90):
+        monkeypatch.setattr(inspector_module, "_LONGEST_SOON_S", inspector_module._SOON_S + 0.1)
+        found = await inspector.inspect_soon(question)
+    assert "the files of other models are read" in (found.problem or "") and found.by_host
+    assert (await inspector.inspect(question)).problem is None
     await inspector.wait_closed()
 
 
