@@ -17,8 +17,8 @@ _ASK: Final = (
 )
 _ASK_TIMEOUT_S: Final = 60.0
 _ASK_AGAIN_TIMEOUT_S: Final = 4.0
-"""After it has not answered once. A supervisor that asks again is not silent for so long that it
-counts as hung."""
+"""After the first question of this process. A supervisor that asks again, as for a reload, is not
+silent for so long that it counts as hung."""
 
 _reported: Final[dict[int, int | None]] = {}
 """What the GPU has said, by the limit."""
@@ -44,7 +44,7 @@ def _reported_bytes(limit_mb: int) -> int | None:
     if known is not None:
         return known
     command = [sys.executable, "-P", "-c", _ASK]
-    timeout_s = _ASK_AGAIN_TIMEOUT_S if limit_mb in _reported else _ASK_TIMEOUT_S
+    timeout_s = _ASK_AGAIN_TIMEOUT_S if _reported else _ASK_TIMEOUT_S
     try:
         done = subprocess.run(
             command, capture_output=True, timeout=timeout_s, check=True, text=True

@@ -331,8 +331,7 @@ def test_the_gpu_is_asked_until_it_answers_for_each_limit(monkeypatch: pytest.Mo
     assert [working_set.read_working_set() for _ in range(2)] == [GIB, GIB]
     numbers["iogpu.wired_limit_mb"] = 512
     assert [working_set.read_working_set() for _ in range(2)] == [512 * MIB] * 2, "it is silent"
-    assert timeouts_s[1] == timeouts_s[0]
-    assert timeouts_s[2] < LATE_S, "the supervisor may not seem to hang"
+    assert max(timeouts_s[1:]) < min(LATE_S, timeouts_s[0]), "the supervisor may not seem to hang"
     assert len(asked) == 3
     working_set.read_working_set()
     assert working_set._reported == {0: GIB, 512: GIB}
