@@ -95,10 +95,11 @@ class Service:
         return await self._serve(self._parts)
 
     def notify(self, text: str) -> None:
-        """Report a fault that does not keep lmx from serving: in the log, in the status,
-        and in the events once there are any."""
+        """Report a fault that does not keep lmx from serving: in the log, in the status, where each
+        stands once, and in the events once there are any."""
         log.warning("supervisor.notice", detail=text)
-        self.notices.append(text)
+        if text not in self.notices:
+            self.notices.append(text)
         if self.serving and self._parts is not None:
             self._parts.events.note("supervisor.notice", None, text)
 

@@ -139,3 +139,10 @@ async def test_a_stop_in_the_midst_of_a_handover_is_obeyed(
     assert service.replacing
     async with asyncio.timeout(90):
         assert await service._serve(parts) == (None if stopped else "what is left")
+
+
+def test_a_notice_that_repeats_itself_stands_once(tmp_path: Path) -> None:
+    service = Service(Config(), Home(tmp_path), "1", Invocation(None, True, Config), MagicMock())
+    for text in ("no network", "a full disk", "no network"):
+        service.notify(text)
+    assert service.notices == ["no network", "a full disk"]
