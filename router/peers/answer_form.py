@@ -1,9 +1,11 @@
-"""How a route's answer comes from a peer, and what its requests are listed as. Pure."""
+"""Which models answer a route's requests, how the answer comes from a peer, and what the requests
+are listed as. Pure."""
 
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final
 
+from lmx.protocol.states import ModelKind
 from lmx.router.http.api_family import OLLAMA
 from lmx.router.http.endpoint import Endpoint
 from lmx.router.jobs.live import RequestKind
@@ -13,12 +15,31 @@ AUDIO: Final = "Audio"
 
 JSON: Final = "application/json"
 
-_KINDS: Final = {
-    "Completions": RequestKind.COMPLETION,
-    "Embeddings": RequestKind.EMBEDDING,
-    "Rerank": RequestKind.RERANK,
+_MODEL_KINDS: Final = {
+    "Chat": ModelKind.CHAT,
+    "Completions": ModelKind.CHAT,
+    "Messages": ModelKind.CHAT,
+    "Responses": ModelKind.CHAT,
+    "Embeddings": ModelKind.EMBEDDING,
+    "Rerank": ModelKind.RERANK,
+    "/v1/messages/count_tokens": None,
+    "/v1/audio/transcriptions": ModelKind.TRANSCRIPTION,
+    "/v1/audio/translations": ModelKind.TRANSCRIPTION,
+    "/v1/audio/speech": ModelKind.SPEECH,
+    "/api/chat": ModelKind.CHAT,
+    "/api/generate": ModelKind.CHAT,
+    "/api/embed": ModelKind.EMBEDDING,
+    "/api/embeddings": ModelKind.EMBEDDING,
 }
-"""By the tags of endpoints; others are chat."""
+"""By the paths of endpoints, or else by their tags; for others any will do."""
+
+_KINDS: Final = {
+    ModelKind.EMBEDDING: RequestKind.EMBEDDING,
+    ModelKind.RERANK: RequestKind.RERANK,
+    ModelKind.TRANSCRIPTION: RequestKind.TRANSCRIPTION,
+    ModelKind.SPEECH: RequestKind.SPEECH,
+}
+"""By the models that answer; others are completions, by their endpoint's tag, or chat."""
 
 
 class AnswerForm(StrEnum):
@@ -48,8 +69,19 @@ def media_types(endpoint: Endpoint, form: AnswerForm) -> tuple[str, ...]:
     return endpoint.also if form is AnswerForm.FILE else (JSON, *endpoint.also)
 
 
+def model_kind(endpoint: Endpoint) -> ModelKind | None:
+    """Return of which kind the models are that answer, where a request does not name one of them;
+    None: of any."""
+    return _MODEL_KINDS.get(endpoint.path, _MODEL_KINDS.get(endpoint.tag))
+
+
 def request_kind(endpoint: Endpoint) -> RequestKind:
     """Return what requests are listed as."""
-    if endpoint.tag == AUDIO:
-        return RequestKind.SPEECH if endpoint.form is None else RequestKind.TRANSCRIPTION
-    return _KINDS.get(endpoint.tag, RequestKind.CHAT)
+    rest = RequestKind.COMPLETION if endpoint.tag == "Completions" else RequestKind.CHAT
+    kind = model_kind(endpoint)
+    return rest if kind is None else _KINDS.get(kind, rest)
+
+
+def fills_gap(endpoint: Endpoint, body: Mapping[str, Any]) -> bool:
+    """Return whether a request asks for what fills a gap in a text."""
+    return endpoint.path == "/infill" or bool(body.get("suffix"))

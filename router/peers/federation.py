@@ -24,7 +24,7 @@ from lmx.protocol.messages.peers import Peer, PeerKind
 from lmx.protocol.messages.snapshot import ROUTE_NAMES
 from lmx.protocol.messages.specs import RouterSpec
 from lmx.router.byte_budget import ByteBudget
-from lmx.router.http.api_family import RESPONSES
+from lmx.router.http.api_family import OLLAMA, RESPONSES
 from lmx.router.http.bodies.form import READ_FORM, read_form
 from lmx.router.http.bodies.json_body import READ, read_object
 from lmx.router.http.endpoint import Endpoint, api_of
@@ -43,7 +43,9 @@ from lmx.router.peers.answer_form import (
     AUDIO,
     AnswerForm,
     answer_form,
+    fills_gap,
     media_types,
+    model_kind,
     request_kind,
 )
 from lmx.router.peers.choice import Candidate, Rank, ranked
@@ -51,7 +53,7 @@ from lmx.router.peers.forms import Form, GiveContents
 from lmx.router.peers.forwarded import FORWARDED_HEADER, client_tag, headers_of
 from lmx.router.peers.link import PeerLink, first_answers
 from lmx.router.peers.machine import OfferedModel
-from lmx.router.peers.named_files import named_parts
+from lmx.router.peers.named_files import media_of, named_parts
 from lmx.router.peers.own import OwnMachine, offered
 from lmx.router.peers.prefixes import BLOCK_BYTES, beginning, chain, longest
 from lmx.router.peers.relay import (
@@ -67,7 +69,7 @@ from lmx.router.peers.relay import (
     too_late,
 )
 from lmx.router.peers.staying import movable
-from lmx.router.peers.targets import Target, Targets, is_known, none_takes, targets
+from lmx.router.peers.targets import Target, Targets, fitting, is_known, none_takes, targets
 from lmx.router.supervisor.directory import Directory
 
 _CONNECT_S: Final = 2.0
@@ -84,6 +86,9 @@ _LOOK_S: Final = 0.05
 _QUIET_S: Final = 2.0
 """For this long nothing is sent to a client that waits for a stream: a request that fails so soon
 fails with its own status."""
+
+_WITH_OLDER_NAME: Final = frozenset({"/api/show", "/api/pull"})
+"""The routes where `name` is the older name of the field `model`."""
 
 _BYTES_A_TOKEN: Final = 4
 _MOST_HEADER_BYTES: Final = 16 * 1024
@@ -443,7 +448,7 @@ class Federation:
     ) -> Targets:
         """Return who may answer, once a peer that alone could has had the time to answer again.
         Raises as :func:`targets` does."""
-        await self._know_who_has(body.get("model"), directory)
+        await self._know_who_has(_name_in(endpoint, body), directory)
         while True:
             try:
                 return self._targets_now(request, endpoint, body, directory)
@@ -468,15 +473,17 @@ class Federation:
         body: Mapping[str, Any],
         directory: Directory,
     ) -> Targets:
-        name, key = body.get("model"), request[CONTEXT].grant
-        if not isinstance(name, str | None):
+        name, key = _name_in(endpoint, body), request[CONTEXT].grant
+        if not isinstance(name, str | None) or (endpoint.family is OLLAMA and not name):
             return Targets((), ())  # The handler says what is wrong with it.
         if endpoint.tag == AUDIO and name in (None, *ROUTE_NAMES):
             return Targets((), ())  # These mean models that chat, or this machine's own.
         # A peer may have this machine's answers, and not those of this machine's own peers.
         is_peer = key is not None and set(key.scopes) == {KeyScope.PEER}
         links = {} if is_peer or FORWARDED_HEADER in request.headers else self.links
-        found = targets(directory, links, self._own.name, name, key)
+        found = targets(directory, links, self._own.name, name, key, model_kind(endpoint))
+        if found.remote:
+            found = fitting(found, media_of(body), infill=fills_gap(endpoint, body))
         drained = directory.snapshot.drained
         remote = movable(endpoint, body, found.remote, has_own=bool(found.own), is_drained=drained)
         if remote and endpoint.family is RESPONSES and body.get("store") is not False:
@@ -534,6 +541,12 @@ class Federation:
 
 Hashes = Callable[[str], tuple[int, ...]]
 """Returns the hashes of a request's text for a model."""
+
+
+def _name_in(endpoint: Endpoint, body: Mapping[str, Any]) -> Any:
+    """Return the name of the model in a body, which was not checked."""
+    name = body.get("model")
+    return body.get("name") if endpoint.path in _WITH_OLDER_NAME and not name else name
 
 
 def _hashed_text(endpoint: Endpoint, body: Mapping[str, Any]) -> bytes:

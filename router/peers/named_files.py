@@ -1,8 +1,11 @@
-"""Finds the parts of a request that name files, which this machine keeps. Pure."""
+"""Finds the parts of a request that name files, which this machine keeps, and the media of which
+only some models take any. Pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+from lmx.protocol.states import MediaKind
 
 _CONTENTS = ("url", "data", "file_data", "file_url", "image_url")
 
@@ -43,6 +46,24 @@ def named_parts(body: Mapping[str, Any]) -> Iterator[NamedPart]:
                 ):
                     if isinstance(holder, dict) and holder.get("file_id") is not None:
                         yield NamedPart(f"{inner}.file_id", part, holder)
+
+
+_MEDIA: Final = {kind.value: kind for kind in MediaKind}
+
+
+def media_of(body: Mapping[str, Any]) -> frozenset[MediaKind]:
+    """Return which media a request has, in the form of any API. What a file has is not known. The
+    body was not checked."""
+    found: set[MediaKind] = {MediaKind.IMAGE} if body.get("images") else set()
+    for field in ("messages", "input"):
+        for _, message in _objects(body.get(field), ""):
+            if message.get("images"):
+                found.add(MediaKind.IMAGE)
+            for _, part in _parts(message, ""):
+                name = str(part.get("type")).removeprefix("input_").removesuffix("_url")
+                if name in _MEDIA:
+                    found.add(_MEDIA[name])
+    return frozenset(found)
 
 
 def _parts(message: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:

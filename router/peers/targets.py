@@ -1,19 +1,19 @@
 """Which machines have what a request names. Pure but for the clock of what was sent to peers."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from lmx.protocol.errors import ErrorCode, RequestError, UnavailableError
 from lmx.protocol.messages.keys import ApiKey
 from lmx.protocol.messages.snapshot import ROUTE_NAMES, ModelView
-from lmx.protocol.states import ModelKind
+from lmx.protocol.states import MediaKind, ModelKind
 from lmx.router.http.access import key_refusal
 from lmx.router.http.endpoint import Access
 from lmx.router.http.keys import Verdict
 from lmx.router.peers.link import PeerLink
 from lmx.router.peers.machine import OfferedModel
 from lmx.router.supervisor.directory import Directory
-from lmx.router.supervisor.routing import candidates, route_models, untagged
+from lmx.router.supervisor.routing import INFILL, candidates, fills, route_models, untagged
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +42,20 @@ def targets(
     own_machine: str,
     name: str | None,
     key: ApiKey | None,
+    kind: ModelKind | None = None,
 ) -> Targets:
-    """Return what may answer a request that names ``name``, with the key ``key``.
+    """Return what may answer a request that names ``name``, with the key ``key``. Models of
+    another kind than ``kind`` are left out as :func:`candidates` does.
 
     ``MODEL@MACHINE`` is that machine's model alone, unless a model of this machine has all of it
     for its name. A name that this machine knows means its models, and those of the same id
-    elsewhere; any other one the peers' models of that id or alias. A request without a name, or for
-    one of the names that always route, is for the peers' chat models where this machine has none.
+    elsewhere; any other one the peers' models of that id or alias. A request without a name is for
+    the peers' models of its kind where this machine has none, and one for one of the names that
+    always route for their chat models.
 
     Raises :class:`UnavailableError` (peer_unavailable) for a machine, or for a model of machines
-    that are all known and don't answer; :class:`RequestError` for a model that the key is not for.
+    that are all known and don't answer; :class:`RequestError` for a model that the key is not for,
+    and for a route without a model of the kind.
     """
     if name is not None:
         name = untagged(directory, name)
@@ -63,16 +67,44 @@ def targets(
                 return Targets((), (_of_machine(links[machine], model, key),))
     own: tuple[ModelView, ...] = ()
     if is_known(directory, name):
-        own = candidates(directory, name, None)
+        own = candidates(directory, name, kind)
+        if name is None and kind is not None and (own[0].kind or ModelKind.CHAT) is not kind:
+            own = ()  # The default model, which could never answer.
     wanted = [model.model_id for model in own] or ([] if name is None else [name])
     answering = [link for link in links.values() if link.answers]
-    if not own and name in (None, *ROUTE_NAMES):
-        remote = _chat_models(answering, key)
-    else:
+    if own or name not in (None, *ROUTE_NAMES):
         remote = tuple(_named(answering, wanted, key, by_alias=not own))
+    elif kind in (ModelKind.CHAT, None):
+        remote = _of_kinds(answering, key, (ModelKind.CHAT, None))
+    elif name is None:
+        # Those whose kind is not known are taken for chat models while there are others.
+        remote = _of_kinds(answering, key, (kind,)) or _of_kinds(answering, key, (None,))
+    else:
+        remote = ()
     if not own and not remote and name is not None:
         _refuse_lost(links.values(), name, key)
     return Targets(own, remote)
+
+
+def fitting(found: Targets, media: Collection[MediaKind], *, infill: bool) -> Targets:
+    """Return those of some targets that take the media of a request, and fill a gap in a text if it
+    asks for that: all of them if none does, so that one of them says so. A model of which that is
+    not known yet stays."""
+    own = tuple(
+        one
+        for one in found.own
+        if (one.media is None or set(media) <= set(one.media))
+        and not (infill and fills(one) is False)
+    )
+    remote = tuple(one for one in found.remote if _fits(one.model, media, infill=infill))
+    return replace(found, own=own, remote=remote) if own or remote else found
+
+
+def _fits(model: OfferedModel, media: Collection[MediaKind], *, infill: bool) -> bool:
+    if model.kind is None:  # Its files are not known yet, or it is on a server that says little.
+        return True
+    fills_gap = not model.capabilities or INFILL in model.capabilities
+    return {one.value for one in media} <= set(model.media) and (fills_gap or not infill)
 
 
 def is_known(directory: Directory, name: str | None) -> bool:
@@ -123,13 +155,14 @@ def _named(
         raise key_refusal(Verdict.MODEL, key, Access.INFERENCE, model_id=refused)
 
 
-def _chat_models(links: Iterable[PeerLink], key: ApiKey | None) -> tuple[Target, ...]:
+def _of_kinds(
+    links: Iterable[PeerLink], key: ApiKey | None, kinds: Collection[ModelKind | None]
+) -> tuple[Target, ...]:
     return tuple(
         Target(link, model, place)
         for link in links
         for place, model in enumerate(() if link.state is None else link.state.models)
-        if model.kind in (ModelKind.CHAT.value, None)
-        and (key is None or key.allows(model.model_id))
+        if model.kind in kinds and (key is None or key.allows(model.model_id))
     )
 
 

@@ -134,7 +134,7 @@ _MEDIA: Final = {
 }
 _LISTED_MODELS: Final = 10
 
-_INFILL: Final = "infill"
+INFILL: Final = "infill"
 """The capability of models that fill a gap in a text."""
 
 
@@ -202,7 +202,7 @@ def filling(directory: Directory, models: Sequence[ModelView], param: str) -> tu
 
 def fills(model: ModelView) -> bool | None:
     """Return whether a model fills a gap in a text; None if that is not known yet."""
-    return _INFILL in model.capabilities if model.capabilities else model.infills
+    return INFILL in model.capabilities if model.capabilities else model.infills
 
 
 def _listed(models: Sequence[str]) -> str:

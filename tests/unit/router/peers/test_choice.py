@@ -1,4 +1,5 @@
-"""Where a request goes: the table row by row, and what holds for every decision."""
+"""Where a request goes: the table row by row, what holds for every decision, and which models may
+answer it."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,7 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.messages.peers import Peer
+from lmx.protocol.messages.snapshot import ModelView, Route, Snapshot
+from lmx.protocol.states import MediaKind, ModelKind
+from lmx.router.peers.answer_form import fills_gap, model_kind
 from lmx.router.peers.choice import Candidate, Rank, ranked
+from lmx.router.peers.link import PeerLink
+from lmx.router.peers.machine import MachineState
+from lmx.router.peers.named_files import media_of
+from lmx.router.peers.own import offered
+from lmx.router.peers.targets import Targets, fitting, targets
+from lmx.router.server.routes import ROUTES
+from lmx.router.supervisor.directory import Directory
+from tests.support.fakes.fake_peers import cold
 
 GIB = 1024**3
 
@@ -113,3 +127,124 @@ def test_what_holds_for_every_decision(
         better = replace(best, running=0, held_blocks=blocks)
         rest = [better if one is best else one for one in candidates]
         assert not best.loaded or ranked(rest, blocks)[0][0].place <= best.place
+
+
+QWEN = cold("qwen", kind=ModelKind.CHAT, media=(), capabilities=("tools",))
+SEES = cold("sees", kind=ModelKind.CHAT, media=(MediaKind.IMAGE,), capabilities=("infill",))
+BGE = cold("bge", kind=ModelKind.EMBEDDING, media=())
+NEW = cold("new")
+ALL = (QWEN, SEES, BGE, NEW)
+HOME = Route("home", ("qwen", "bge", "sees"))
+
+
+def found(
+    name: str | None, kind: ModelKind | None, *own: ModelView, peer: tuple[ModelView, ...] = ALL
+) -> Targets:
+    """What may answer where this machine has the models ``own``, and a peer has ``peer``."""
+    routes = (HOME,) if own else ()
+    default = own[0].model_id if own else None
+    link = PeerLink(Peer("b", "http://127.0.0.1:9"), "a", None)  # type: ignore[arg-type]
+    link.state = MachineState(
+        machine="b", version="1", free_bytes=0, loads=True, drained=False, digest="",
+        models=tuple(map(offered, peer)),
+    )  # fmt: skip
+    link.lost.clear()
+    directory = Directory.of(Snapshot("e", 1, default, own, routes=routes))
+    return targets(directory, {"b": link}, "a", name, None, kind)
+
+
+def ids(found: Targets) -> tuple[list[str], list[str]]:
+    return [one.model_id for one in found.own], [one.model.model_id for one in found.remote]
+
+
+CHAT, EMBEDDING, RERANK = ModelKind.CHAT, ModelKind.EMBEDDING, ModelKind.RERANK
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "own", "expected"),
+    [
+        (None, EMBEDDING, ALL, (["bge"], ["bge"])),
+        (None, CHAT, ALL, (["qwen"], ["qwen"])),
+        (None, None, ALL, (["qwen"], ["qwen"])),
+        ("home", EMBEDDING, ALL, (["bge"], ["bge"])),
+        ("home", CHAT, ALL, (["qwen", "sees"], ["qwen", "sees"])),
+        # One that is named is meant, whatever it is: it says itself what it can't do.
+        ("bge", CHAT, ALL, (["bge"], ["bge"])),
+        ("bge@b", CHAT, ALL, ([], ["bge"])),
+        # This machine has none, or nothing at all.
+        (None, EMBEDDING, (QWEN,), ([], ["bge"])),
+        (None, CHAT, (BGE,), ([], ["qwen", "sees", "new"])),
+        (None, RERANK, ALL, ([], ["new"])),
+        (None, EMBEDDING, (), ([], ["bge"])),
+        ("auto", CHAT, (), ([], ["qwen", "sees", "new"])),
+        ("auto", EMBEDDING, (), ([], [])),
+    ],
+)
+def test_models_of_another_kind_are_sent_nothing(
+    name: str | None,
+    kind: ModelKind | None,
+    own: tuple[ModelView, ...],
+    expected: tuple[list[str], list[str]],
+) -> None:
+    assert ids(found(name, kind, *own)) == expected
+
+
+def test_a_route_without_a_model_of_the_kind_is_refused_as_on_one_machine() -> None:
+    with pytest.raises(RequestError, match="leads to no rerank") as refused:
+        found("home", RERANK, *ALL)
+    assert refused.value.code is ErrorCode.MODEL_NOT_FOUND
+
+
+def test_what_takes_text_only_is_sent_no_image() -> None:
+    whole = found("home", CHAT, *ALL)
+    assert fitting(whole, (), infill=False) == whole
+    for some in (fitting(whole, (MediaKind.IMAGE,), infill=False), fitting(whole, (), infill=True)):
+        assert ids(some) == (["sees"], ["sees"])
+    assert fitting(whole, (MediaKind.VIDEO,), infill=False) == whole, "one of them says so"
+    remote = fitting(found("auto", CHAT), (MediaKind.IMAGE,), infill=False)
+    assert ids(remote) == ([], ["sees", "new"]), "of what is not known nothing is left out"
+
+
+IMAGE: dict[str, Any] = {"type": "image_url", "image_url": "x"}
+
+
+@pytest.mark.parametrize(
+    ("body", "media"),
+    [
+        ({"messages": [{"role": "user", "content": "image"}]}, ()),
+        ({"messages": [None, 1, {"content": [None, {"type": None}, {"type": "file"}]}]}, ()),
+        ({"messages": "x", "input": 3, "images": []}, ()),
+        ({"messages": [{"content": [{"type": "text"}, IMAGE]}]}, ("image",)),
+        ({"messages": [{"content": [{"type": "tool_result", "content": [{"type": "image"}]}]}]},
+            ("image",)),
+        ({"messages": [{"content": "x", "images": ["x"]}]}, ("image",)),
+        ({"prompt": "x", "images": ["x"]}, ("image",)),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, ("image",)),
+        ({"input": [{"type": "function_call_output", "output": [{"type": "input_image"}]}]},
+            ("image",)),
+        ({"messages": [{"content": [{"type": "input_audio"}, {"type": "video"}]}]},
+            ("audio", "video")),
+        ({"messages": [{"content": [{"type": "audio_url"}, {"type": "input_video"}]}]},
+            ("audio", "video")),
+    ],
+)  # fmt: skip
+def test_the_media_of_a_request_of_any_api_are_found(
+    body: dict[str, Any], media: tuple[str, ...]
+) -> None:
+    assert media_of(body) == set(media)
+
+
+def test_each_route_that_is_forwarded_has_its_kind_of_models() -> None:
+    kinds = {one.path: model_kind(one) for one in ROUTES if one.is_forwarded}
+    assert {path for path, kind in kinds.items() if kind is None} == {
+        "/tokenize", "/detokenize", "/v1/messages/count_tokens", "/api/show", "/api/pull",
+    }  # fmt: skip
+    for kind, paths in {
+        EMBEDDING: {"/v1/embeddings", "/v3/embeddings", "/api/embed", "/api/embeddings"},
+        RERANK: {"/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"},
+        ModelKind.TRANSCRIPTION: {"/v1/audio/transcriptions", "/v1/audio/translations"},
+        ModelKind.SPEECH: {"/v1/audio/speech"},
+    }.items():
+        assert {path for path in kinds if kinds[path] is kind} == paths
+    filling = {one.path for one in ROUTES if one.is_forwarded and fills_gap(one, {})}
+    assert filling == {"/infill"}

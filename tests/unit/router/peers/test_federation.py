@@ -13,6 +13,7 @@ from lmx.protocol.host.authorities import Authorities
 from lmx.protocol.messages.control import Done, DrainMachine
 from lmx.protocol.messages.keys import ApiKey, KeyFamily, Keyring, KeyScope
 from lmx.protocol.messages.peers import Peer, PeerKind, PeerList
+from lmx.protocol.messages.tasks import TaskFinished, Vectors
 from lmx.protocol.states import ModelKind
 from lmx.protocol.wire.codec import to_map
 from lmx.router.peers import federation as federation_module
@@ -606,6 +607,40 @@ async def test_the_lists_of_models_are_one() -> None:
             assert status == 200, name
             owners[name] = body["owned_by"]
         assert owners == {REMOTE: "b", "far": "b", f"{MODEL}@b": "b", MODEL: "lmx"}
+
+
+async def test_ollamas_older_name_of_a_model_means_that_model() -> None:
+    async with federation("ab") as (a, b):
+        await a.publish(cold(MODEL), default=MODEL)
+        await b.publish(
+            ready(MODEL, INSTANCE, created_s=1), ready(REMOTE, INSTANCE, created_s=1), default=MODEL
+        )
+        await asked(a)
+        for field in ("name", "model"):
+            status, shown = await a.post_json("/api/show", **{field: REMOTE})
+            assert (status, shown["model_info"]["general.basename"]) == (200, REMOTE), field
+            body = {field: REMOTE, "stream": False}
+            assert await a.post_json("/api/pull", **body) == (200, {"status": "success"})
+            assert (await a.post_json("/api/pull", **{field: "no-such"}))[0] == 404
+        for path in ("/api/show", "/api/pull", "/api/chat"):
+            assert (await a.post_json(path))[0] == 400, "none is named"
+
+
+async def test_a_request_without_a_name_is_sent_to_a_model_of_its_kind() -> None:
+    embeds, loaded = cold("bge", kind=ModelKind.EMBEDDING), "0000000b"
+    async with federation("ab") as (a, b):
+        chats = ready(MODEL, INSTANCE, created_s=1, kind=ModelKind.CHAT)
+        await a.publish(cold(MODEL, kind=ModelKind.CHAT), embeds, default=MODEL)
+        other = b.add_worker(loaded, answer)
+        other.task_script = lambda task: [
+            Vectors(task.stream_id, (0,), 1, bytes(4)), TaskFinished(task.stream_id, 1)
+        ]  # fmt: skip
+        there = ready("bge", loaded, created_s=1, kind=ModelKind.EMBEDDING)
+        await b.publish(chats, there, default=MODEL)
+        await asked(a)
+        status, found = await a.post_json("/v1/embeddings", input="hi")
+        assert (status, found["model"]) == (200, "bge"), found
+        assert len(other.tasks) == 1
 
 
 async def test_a_client_that_leaves_ends_its_request_there() -> None:
