@@ -5,9 +5,10 @@ import string
 
 import pytest
 
-from tests.support.faults.long_day import same_but_for_rounding
+from tests.support.faults.long_day import Comparison, may_be_rounded
 
 ALONE = "".join(random.Random(0).choices(string.ascii_letters, k=2000))
+OTHER = "".join(random.Random(1).choices(string.ascii_letters, k=2000))
 
 
 def changed(*places: int) -> str:
@@ -15,18 +16,23 @@ def changed(*places: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "same"),
+    ("text", "may_be"),
     [
-        (ALONE, True),
         (changed(1203), True),
-        (changed(700, 1203, 1500, 1900), True),
-        (changed(700, 800, 1203, 1500, 1900), False),
+        (changed(1999), True),
+        (changed(700, 701, 702, *range(720, 1900, 40)), True),
+        (changed(*range(700, 2000, 3)), False),
         (changed(199), False),
         (ALONE[:1000] + ALONE[1004:], True),
-        (ALONE[:1000] + ALONE[1006:], False),
         (ALONE[:1000], False),
+        (ALONE[:1000] + OTHER[1000:], False),
         (ALONE[:1000] + ALONE[:1000], False),
     ],
 )
-def test_only_single_characters_far_into_an_answer_may_be_others(text: str, same: bool) -> None:
-    assert same_but_for_rounding(text, ALONE) is same
+def test_a_rounded_answer_is_mostly_the_one_alone(text: str, may_be: bool) -> None:
+    assert may_be_rounded(text, ALONE) is may_be
+
+
+def test_few_long_answers_are_rounded_in_another_way() -> None:
+    assert not Comparison(long_answers=300, rounded=["one"] * 7).too_many_rounded
+    assert Comparison(long_answers=300, rounded=["one"] * 8).too_many_rounded
