@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from lmx.protocol.host.disk_sync import sync
+
 _PART: Final = ".part"
 _OWN_NAME: Final = re.compile(r"[a-z]+[-_][0-9a-f]{24}(\.part)?")
 
@@ -62,7 +64,7 @@ class BlobWriter:
         """Wait until the disk has all of it, so that :meth:`commit` takes no time."""
         with self._lock:
             self._check_open()
-            os.fsync(self._file.fileno())
+            sync(self._file.fileno())
 
     def commit(self, record: Callable[[], bool]) -> bool:
         """Let the file be there, whole, also after a power cut, and keep it if ``record``, which
@@ -70,7 +72,7 @@ class BlobWriter:
         with self._lock:
             self._check_open()
             if not self._placed:
-                os.fsync(self._file.fileno())
+                sync(self._file.fileno())
                 self._part.rename(self._path)
                 self._placed = True
                 _sync_folder(self._path.parent)
@@ -147,6 +149,6 @@ def _lock_of(path: Path) -> int | None:
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)

@@ -203,6 +203,12 @@ class FileStore(RecordFile[_Results]):
         take less than seconds. Raises FILES_UNAVAILABLE."""
         return await self._read(work)
 
+    async def forget_lines(self, batch_id: str) -> None:
+        """Remove all lines of a batch and their results, some at a time. Raises
+        FILES_UNAVAILABLE."""
+        while await self._read(lambda records: batch_tables.forget_lines(records, batch_id)):
+            pass
+
     async def cancel_batch(self, batch_id: str) -> BatchRow | None:
         """Let a batch be cancelled, and return it as it is then; None if it does not exist. One
         that is finalizing, or has ended, ends as it was to. Raises FILES_UNAVAILABLE."""

@@ -7,7 +7,6 @@ inside the fetch program.
 """
 
 import hashlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from huggingface_hub.utils import (
 )
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.host.disk_sync import sync
 from lmx.supervisor.fetch.errors import requested_wait_s
 
 _READ_BYTES: Final = 1 << 20
@@ -135,7 +135,7 @@ class _Part:
     def close(self) -> None:
         """Write the part to the disk, so that it is there whatever happens to the machine next."""
         self._file.flush()
-        os.fsync(self._file.fileno())
+        sync(self._file.fileno())
         self._file.close()
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.host.disk_sync import sync
 from lmx.protocol.host.regular_file import read_regular
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records, SupervisorLock
@@ -101,7 +102,7 @@ def write_backup(
         with open(descriptor, "w+b") as file:  # noqa: PTH123  of a descriptor, with its mode
             names = _write(home, config, file, target, version, notify)
             file.flush()
-            os.fsync(file.fileno())
+            sync(file.fileno())
     except BaseException:
         target.unlink(missing_ok=True)
         raise
@@ -279,7 +280,7 @@ def _extract(
             found.update(piece)
             file.write(piece)
         file.flush()
-        os.fsync(file.fileno())
+        sync(file.fileno())
     if found.hexdigest() != manifest.sums[name]:
         raise _refused(f"{name} in {source} is damaged")
     if name == _DATABASE:

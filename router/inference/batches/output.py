@@ -6,8 +6,10 @@ import secrets
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import orjson
@@ -17,6 +19,7 @@ from lmx.router.files.batch_tables import BatchRow, BatchStatus, DoneLine
 from lmx.router.files.blobs import BlobWriter
 from lmx.router.files.store import FileStore, input_name
 from lmx.router.files.tables import FileRow
+from lmx.router.record_file import durable
 
 LIFETIME_S: Final = 30 * 86_400
 """For how long a batch's output is kept, unless its client has said otherwise."""
@@ -99,11 +102,8 @@ async def finish(files: FileStore, row: BatchRow) -> None:
                 made[ok].size_bytes += len(text)
         for one in made.values():
             await asyncio.to_thread(one.writer.sync)
-        # Before its end is seen: from then on only its output is there.
-        await asyncio.to_thread((files.folder / input_name(row.id)).unlink, missing_ok=True)
-        await files.perform(_ending(row, made))
-    while await files.perform(lambda records: batch_tables.forget_lines(records, row.id)):
-        pass
+        await files.perform(_ending(row, made, files.folder / input_name(row.id)))
+    await files.forget_lines(row.id)
 
 
 async def _pieces(
@@ -126,9 +126,12 @@ def _reading(batch_id: str, after: int) -> Callable[[sqlite3.Connection], list[D
     return lambda records: batch_tables.done_lines(records, batch_id, after, _LINES_AT_ONCE)
 
 
-def _ending(row: BatchRow, made: dict[bool, _Output]) -> Callable[[sqlite3.Connection], None]:
-    """Return what ends the batch: its files are placed, whole, and then one transaction has the
-    records of all of them and the end."""
+def _ending(
+    row: BatchRow, made: dict[bool, _Output], input_path: Path
+) -> Callable[[sqlite3.Connection], None]:
+    """Return what ends the batch: its files are placed, whole, then one transaction has the records
+    of all of them and the end, and then its input is removed. A power cut in between can't undo the
+    end: a batch without an end and without its input would have lost its results."""
     now_s = int(time.time())
     lifetime_s = row.output_lifetime_s or LIFETIME_S
     names = {True: "output", False: "error"}
@@ -159,16 +162,15 @@ def _ending(row: BatchRow, made: dict[bool, _Output]) -> Callable[[sqlite3.Conne
         )
 
     def placed(records: sqlite3.Connection) -> None:
-        commit: Callable[[], bool] = lambda: end(records)  # noqa: E731
+        commit = partial(end, records)
         for one in made.values():
-            commit = _within(one.writer, commit)
-        commit()
+            commit = partial(one.writer.commit, commit)
+        with durable(records):
+            commit()
+        with suppress(OSError):  # The next sweep removes it too.
+            input_path.unlink()
 
     return placed
-
-
-def _within(writer: BlobWriter, commit: Callable[[], bool]) -> Callable[[], bool]:
-    return lambda: writer.commit(commit)
 
 
 def _request_id(batch_id: str, number: int) -> str:

@@ -179,8 +179,7 @@ class BatchRunner:
 
     async def _forget_leftovers(self) -> None:
         for batch_id in await self._files.perform(batch_tables.with_leftover_lines):
-            while await self._files.perform(_forgetting(batch_id)):
-                pass
+            await self._files.forget_lines(batch_id)
 
     async def _work(self) -> None:
         while True:
@@ -607,10 +606,6 @@ def tokens_of(endpoint: str, body: bytes) -> tuple[int, int, int, int]:
         usage.get("completion_tokens", usage.get("output_tokens", 0)) or 0,
         made.get("reasoning_tokens", 0) or 0,
     )
-
-
-def _forgetting(batch_id: str) -> Callable[..., bool]:
-    return lambda records: batch_tables.forget_lines(records, batch_id)
 
 
 def _locked(lock: int) -> bool:

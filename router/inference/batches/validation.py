@@ -114,8 +114,7 @@ async def validate(files: FileStore, row: BatchRow, directory: Directory, limit_
     ``directory`` has the models that its key may use, ``limit_bytes`` is the longest line. Raises
     what :meth:`FileStore.perform` does: then it stays to be validated.
     """
-    while await files.perform(lambda records: batch_tables.forget_lines(records, row.id)):
-        pass
+    await files.forget_lines(row.id)
     path = files.folder / input_name(row.id)
     if not await asyncio.to_thread(linked, files.folder / row.input_file_id, path):
         await _fail(files, row, [_GONE.shown(None)])
@@ -184,5 +183,4 @@ async def _fail(files: FileStore, row: BatchRow, errors: list[dict[str, Any]]) -
         )
     )
     await asyncio.to_thread((files.folder / input_name(row.id)).unlink, missing_ok=True)
-    while await files.perform(lambda records: batch_tables.forget_lines(records, row.id)):
-        pass
+    await files.forget_lines(row.id)

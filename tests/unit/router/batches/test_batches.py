@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sqlite3
 import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +27,7 @@ from lmx.router import record_file
 from lmx.router.files import batch_tables
 from lmx.router.files.batch_tables import BatchRow, LineRow, Result
 from lmx.router.files.blobs import BlobWriter
-from lmx.router.files.store import FileStore, check_cancelling
+from lmx.router.files.store import FileStore, check_cancelling, input_name
 from lmx.router.inference.batches import openai as openai_routes
 from lmx.router.inference.batches import runner, validation
 from lmx.router.inference.batches.lines import LineFault, parse_line
@@ -736,6 +737,10 @@ async def test_lines_wait_while_their_key_has_no_room(tmp_path: Path) -> None:
         assert done.request_counts is not None and done.request_counts.completed == 2
 
 
+NORMAL, FULL = 1, 2
+"""Values of SQLite's `synchronous`."""
+
+
 async def test_files_of_results_are_let_go_by_another_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -746,9 +751,21 @@ async def test_files_of_results_are_let_go_by_another_thread(
         threads.add(threading.current_thread())
         really(writer, *error)
 
+    at_end = []
+    really_end = batch_tables.end
+
+    def end(records: sqlite3.Connection, *known: Any, **values: Any) -> bool:
+        (synchronous,) = records.execute("PRAGMA synchronous").fetchone()
+        at_end.append((source.exists(), synchronous))
+        return really_end(records, *known, **values)
+
     monkeypatch.setattr(BlobWriter, "__exit__", closed)
+    monkeypatch.setattr(batch_tables, "end", end)
     files = FileStore(tmp_path / "files.sqlite", FilesSpec(str(tmp_path / "files")))
     row = BatchRow("batch_1", None, "openai", CHAT, "file-1", "finalizing", 1, 2, end="cancelled")
+    source = files.folder / input_name(row.id)
+    source.parent.mkdir()
+    source.touch()
     files.start()
     try:
         await files.perform(lambda records: batch_tables.add(records, row, 1, 9, files.quota))
@@ -756,6 +773,12 @@ async def test_files_of_results_are_let_go_by_another_thread(
         await files.perform(lambda records: batch_tables.add_lines(records, row.id, lines))
         await finish(files, row)
         assert await files.perform(batch_tables.under_way) == []
+        # A power cut can't take the end back once the input is gone.
+        assert (at_end, source.exists()) == ([(True, FULL)], False)
+        after = await files.perform(
+            lambda records: records.execute("PRAGMA synchronous").fetchone()
+        )
+        assert after == (NORMAL,)
     finally:
         await asyncio.to_thread(files.close, 10.0)
     assert threads and threading.main_thread() not in threads
@@ -783,8 +806,7 @@ async def test_the_records_of_lines_give_their_space_back(
         # What was written is not written again either.
         files.put_result(row.id, 1, Result(False, 500, "req", b"another"))
         assert found == await files.perform(lambda records: batch_tables.get(records, row.id, None))
-        while await files.perform(lambda records: batch_tables.forget_lines(records, row.id)):
-            pass
+        await files.forget_lines(row.id)
     finally:
         await asyncio.to_thread(files.close, 10.0)
     assert path.stat().st_size < 1_000_000
