@@ -5,7 +5,6 @@ import errno
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -17,10 +16,12 @@ from typing import Final
 import psutil
 
 from lmx.protocol.host.memory import sysctl_number
+from lmx.supervisor.config.schema import ServerConfig
 from lmx.supervisor.decisions.memory_reading import MemoryReading
 from lmx.supervisor.energy.source import find_source
 from lmx.supervisor.memory.system import read_memory
 from lmx.supervisor.memory.working_set import read_working_set
+from lmx.supervisor.sockets.listening import bind
 
 _COMMAND_S: Final = 10.0
 
@@ -92,14 +93,11 @@ class System:
         return None
 
     def port_taken(self, host: str, port: int) -> bool:
-        """Return whether lmx could not listen there."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                return error.errno == errno.EADDRINUSE
+        """Return whether another program listens there."""
+        try:
+            bind(ServerConfig(host=host, port=port), 0).close()
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
         return False
 
     def memory(self) -> MemoryReading | None:

@@ -271,6 +271,7 @@ def test_a_port_of_another_program_is_seen() -> None:
         port = other.getsockname()[1]
         assert system.port_taken("127.0.0.1", port)
     assert not system.port_taken("127.0.0.1", port)
+    assert not system.port_taken("ü..local", port), "no machine has that name"
 
 
 def test_a_folder_that_the_system_keeps_closed(tmp_path: Path) -> None:
