@@ -11,7 +11,7 @@ import secrets
 import socket
 import ssl
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
@@ -46,6 +46,10 @@ class Remote:
     certificate: str = ""
     """The SHA-256 of the only certificate with which it is believed, in hex. Empty: that of an
     ``https`` address must be of an authority."""
+    key_words: str = field(
+        default="Commands take it from --key KEY or LMX_API_KEY.", repr=False, compare=False
+    )
+    """Where the key is from, for people, when it is not accepted."""
 
     @classmethod
     def of(cls, peer: "Peer", key: str | None = None) -> "Remote":
@@ -194,7 +198,9 @@ class HttpClient:
                 self._check_certificate(connection)
             except (OSError, UnicodeError) as error:
                 raise self._unreachable(error) from error
-            connection.request(method, target, data, sent)
+            # A body that is refused is not read to its end: the answer may have come all the same.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, target, data, sent)
             answer = connection.getresponse()
             if not 200 <= answer.status < 300:
                 raise self._refused(answer.read(_LONGEST_LINE_BYTES), answer)
@@ -267,8 +273,7 @@ class HttpClient:
                 "answers there?",
             )
         if error.code in _NOT_ALLOWED:
-            words = f"{error.message} Commands take it from --key KEY or LMX_API_KEY."
-            return OperationError(error.code, words)
+            return OperationError(error.code, f"{error.message} {self.remote.key_words}")
         return error
 
 

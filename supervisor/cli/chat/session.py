@@ -6,6 +6,7 @@ import mimetypes
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -37,6 +38,10 @@ from lmx.supervisor.sockets.http_client import Remote
 from lmx.supervisor.state.home import Home
 
 _HISTORY_LINES: Final = 1000
+_CONFIGURED_KEY: Final = (
+    "It is the first of security.api_keys: if these were changed since lmx read them, `lmx reload` "
+    "puts them into effect."
+)
 
 
 def chat(
@@ -109,7 +114,8 @@ def connect(place: Place) -> ChatClient:
 def _this_machine(place: Home) -> Remote:
     config = valid_config()
     own = None if config is None else config.security.client_key
-    key = given_key(ParameterSource.COMMANDLINE) or own or given_key()
+    typed = given_key(ParameterSource.COMMANDLINE)
+    key = typed or own or given_key()
     with open_client(place) as control:
         urls = control.status().router.urls
         if urls and key is None:
@@ -119,7 +125,8 @@ def _this_machine(place: Home) -> Remote:
             ErrorCode.SUPERVISOR_UNAVAILABLE, "the router is being restarted: try again"
         )
     # The last one is the nearest: of this machine itself, if lmx listens on all addresses.
-    return Remote.parse(urls[-1], key)
+    remote = Remote.parse(urls[-1], key)
+    return remote if typed or own is None else replace(remote, key_words=_CONFIGURED_KEY)
 
 
 def choose(client: ChatClient, model: str | None) -> str:

@@ -174,6 +174,19 @@ def test_commands_work_with_an_lmx_whose_file_was_broken_since(
     assert "see `lmx config check`" in capsys.readouterr().err
 
 
+def test_a_key_that_was_changed_and_not_reloaded_is_called_so(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LMX_API_KEY", raising=False)
+    home.default_config.write_text("security: {api_keys: [sk-0123456789abcdef]}\n")
+    found = status()
+    found = replace(found, router=replace(found.router, urls=("http://127.0.0.1:1/v1",)))
+    with fake_supervisor(home, {GetStatus: statuses(found)}):
+        remote = session.connect(home).remote
+    assert remote == Remote("http://127.0.0.1:1", "sk-0123456789abcdef")
+    assert "`lmx reload`" in remote.key_words
+
+
 def test_a_backup_says_whether_the_configuration_is_in_it(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,12 +1,14 @@
 """Addresses of another machine's lmx, and what is said when no lmx answers there."""
 
 import errno
+import http.client
 import io
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,6 +100,23 @@ def test_whoever_else_answers_there_is_no_traceback(status: int, body: bytes, sa
         pytest.raises(OperationError, match=said),
     ):
         client.status()
+
+
+def test_an_answer_counts_that_comes_before_all_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is too large is refused, and the connection closed, while it is sent."""
+    send = http.client.HTTPConnection.request
+
+    def request(self: http.client.HTTPConnection, *arguments: Any) -> None:
+        send(self, *arguments)
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(http.client.HTTPConnection, "request", request)
+    body = b'{"error": {"code": "request_too_large", "message": "too much"}}'
+    with answering(413, body) as url, pytest.raises(OperationError, match=r"^too much$"):
+        HttpClient(Remote(url), 90.0).call("GET", "/v1/models")
+    body = b'{"error": {"code": "invalid_authentication", "message": "no"}}'
+    with answering(401, body) as url, pytest.raises(OperationError, match=r"^no It is old\.$"):
+        HttpClient(Remote(url, "sk-1", key_words="It is old."), 90.0).call("GET", "/v1/models")
 
 
 def test_a_redirect_is_said_and_not_followed_with_the_key() -> None:
