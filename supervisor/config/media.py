@@ -13,8 +13,6 @@ from lmx.protocol.wire.codec import MAX_MESSAGE_BYTES
 from lmx.supervisor.config.needs import Needs
 from lmx.supervisor.config.values import DURATION, Seconds, Section, Size
 
-_MOST_ITEM_BYTES: Final = MAX_MESSAGE_BYTES
-
 
 def _network(text: str) -> str:
     try:
@@ -74,7 +72,7 @@ class MediaConfig(Section):
     max_items: Annotated[int, Needs.ROUTER] = Field(32, ge=1, le=1000)
     """How many images, sounds and videos a request may have, those of earlier turns included."""
     max_item_bytes: Annotated[Size, Needs.ROUTER] = Field(
-        ByteSize(32 * 1024**2), ge=1024, le=_MOST_ITEM_BYTES
+        ByteSize(32 * 1024**2), ge=1024, le=MAX_MESSAGE_BYTES
     )
     """A larger image, sound or video is refused with a 413."""
     max_held_bytes: Annotated[Size, Needs.ROUTER] = Field(ByteSize(512 * 1024**2), ge=1024**2)

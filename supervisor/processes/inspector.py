@@ -120,17 +120,14 @@ class Inspector:
             return False
         return answer.get("whole") is True
 
-    def close(self) -> None:
-        """End all readers. Callers that still wait get an error."""
+    async def wait_closed(self) -> None:
+        """End all readers, and wait a moment for them to be gone. Callers that still wait get an
+        error. A reader that nothing ends stays behind."""
         self._closing = True
         if self._retirement is not None:
             self._retirement.cancel()
         for reader in (*self._idle, *self._busy):
             _kill(reader)
-
-    async def wait_closed(self) -> None:
-        """Wait a moment for the readers to be gone. A reader that nothing ends stays behind."""
-        self.close()
         for reader in self._idle:
             self._leave(reader)
         self._idle.clear()
