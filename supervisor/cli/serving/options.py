@@ -58,7 +58,6 @@ def apply(
         os.environ["LMX_SECURITY_API_KEYS"] = json.dumps(list(api_keys))
     if models:
         os.environ["LMX_MODELS"] = json.dumps(_entries(models, config), default=str)
-    _refuse_folders(os.environ.get("LMX_MODELS", ""))
     settle_handover(home(), config, take_over)
 
 
@@ -88,15 +87,17 @@ def refuse_unloadable(models: Sequence[str], config: Path | None) -> None:
 def settle_handover(home: Home, config: Path | None, choice: str | None) -> None:
     """Look whether a supervisor that died has left processes, and with which configuration.
 
-    With the choice ``recorded`` the environment of this process becomes that of the launch before.
-    Raises :class:`OperationError` (config_invalid) without a choice, when the configuration of
-    this command is another one: models would end, and the address might change.
+    Paths in ``LMX_MODELS`` become absolute. With the choice ``recorded`` the environment of this
+    process becomes that of the launch before. Raises :class:`OperationError` (config_invalid)
+    without a choice, when the configuration of this command is another one: models would end, and
+    the address might change.
     """
     from lmx.protocol.host.imports import quick_imports
 
     with quick_imports():
         from lmx.supervisor.service.launch import left_launch, other_configuration
 
+    _settle_variable(os.environ.get("LMX_MODELS", ""))
     launch = left_launch(home)
     if launch is None or choice == "new":
         return
@@ -118,11 +119,13 @@ def settle_handover(home: Home, config: Path | None, choice: str | None) -> None
         )
 
 
-def _refuse_folders(text: str) -> None:
-    """Refuse a folder in ``LMX_MODELS`` that would be taken for a repository. What else is wrong
-    there the configuration says."""
+def _settle_variable(text: str) -> None:
+    """Refuse a folder in ``LMX_MODELS`` that would be taken for a repository, and make its paths
+    absolute: the supervisor may continue in another folder. What else is wrong there the
+    configuration says."""
     from lmx.supervisor.config.sources import (
         SourceError,
+        absolute_source,
         parse_models_variable,
         refuse_folder_as_repository,
     )
@@ -138,6 +141,10 @@ def _refuse_folders(text: str) -> None:
             refuse_folder_as_repository(source)
     except SourceError as error:
         raise OperationError(ErrorCode.CONFIG_INVALID, f"LMX_MODELS: {error}") from error
+    absolute = [(name, absolute_source(source, Path.cwd())) for name, source in pairs]
+    if absolute != pairs:
+        entries = [{"id": name, "source": source} for name, source in absolute]
+        os.environ["LMX_MODELS"] = json.dumps(entries)
 
 
 def _entries(names: Sequence[str], config: Path | None) -> list[dict[str, Any]]:

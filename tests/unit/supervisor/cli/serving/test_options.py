@@ -10,8 +10,10 @@ from click.testing import CliRunner
 from lmx.protocol.errors import OperationError
 from lmx.supervisor.cli.command import own_config
 from lmx.supervisor.cli.main import main
-from lmx.supervisor.cli.serving.options import apply
+from lmx.supervisor.cli.serving.options import apply, settle_handover
+from lmx.supervisor.config.load import load_config
 from lmx.supervisor.config.schema import Config
+from lmx.supervisor.state.home import Home
 
 KEY = "sk-0123456789abcdef"
 
@@ -92,6 +94,21 @@ def test_a_name_that_is_none_says_what_to_write(home: Path) -> None:
     for model in ("m/minilm", "a=m/minilm"):
         with pytest.raises(OperationError, match=r"write '\./m/minilm' for the folder"):
             served(model)
+
+
+def test_paths_in_the_variable_are_from_where_lmx_is_started(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever continues this lmx, or compares with it, may stand elsewhere."""
+    monkeypatch.setenv("LMX_MODELS", "m=./m,n=/n,~/o.gguf,org/p")
+    settle_handover(Home(home), None, None)
+    monkeypatch.chdir("/")
+    assert [(model.id, model.source) for model in load_config(None, os.environ).models] == [
+        ("m", str(home / "m")), ("n", "/n"), ("o", "~/o.gguf"), ("org/p", "org/p"),
+    ]  # fmt: skip
+    before = os.environ["LMX_MODELS"]
+    settle_handover(Home(home), None, None)
+    assert os.environ["LMX_MODELS"] == before
 
 
 def test_a_folder_in_the_variable_is_no_repository(
