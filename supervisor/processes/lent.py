@@ -169,8 +169,8 @@ class LentRanks:
             one = self._launch(asked, slot, path, instance)
         except (OSError, TypeError, ValueError, OverflowError) as error:
             self._core.ledger.release(instance)
-            why = (isinstance(error, OSError) and error.strerror) or error
-            raise _refused(f"the process can't be started ({why})") from error
+            reason = (isinstance(error, OSError) and error.strerror) or error
+            raise _refused(f"the process can't be started ({reason})") from error
         self._core.flush(time.monotonic())
         return RankStarted(await one.key, one.pid)
 
