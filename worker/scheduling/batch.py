@@ -352,16 +352,16 @@ class Batch:
     def add(self, request: EngineRequest) -> None:
         """Queue a request."""
         self._waiting.add(request.owner, request, request.priority)
-        self._oldest_s = min(self._oldest_s, request.arrived_s)
+        self._oldest_s = min(self._oldest_s, request.waits_since_s)
 
     def expire(self, now: float) -> None:
         """Fail the requests that have waited too long for their first row, or to come back."""
         limit_s = self._limits.max_queue_s
         for request in self._take_late(now - limit_s):
             message = (
-                f"The request waited {now - request.arrived_s:.0f} s for its turn, and the limit "
-                f"is {limit_s:g} s (max_queue_s): nothing was made. Try again when the model has "
-                "less to do."
+                f"The request waited {now - request.waits_since_s:.0f} s for its turn, and the "
+                f"limit is {limit_s:g} s (max_queue_s): nothing was made. Try again when the model "
+                "has less to do."
             )
             self.outputs.append(RequestFailed(request.run_id, ErrorCode.QUEUE_TIMEOUT, message))
         for running in list(self._unfilled):
@@ -375,29 +375,29 @@ class Batch:
         if not self.paused:
             return
         for request in self._waiting.remove_if(
-            lambda one: _waited_too_long(one, one.arrived_s, now)
+            lambda one: _waited_too_long(one, one.waits_since_s, now)
         ):
             message = (
                 "The machine is short of memory, and the request waited "
-                f"{now - request.arrived_s:.0f} s for it to get better: nothing was made. It waits "
-                "no longer than for a model that is to be loaded (server.load_wait_s). Try again "
-                "later."
+                f"{now - request.waits_since_s:.0f} s for it to get better: nothing was made. It "
+                "waits no longer than for a model that is to be loaded (server.load_wait_s). Try "
+                "again later."
             )
             self.outputs.append(
                 RequestFailed(request.run_id, ErrorCode.INSUFFICIENT_MEMORY, message)
             )
 
     def _take_late(self, before_s: float) -> list[EngineRequest]:
-        """Remove and return the requests that wait and that arrived before a time. One with media
-        may come here long after others that arrived later."""
+        """Remove and return the requests whose waiting began before a time. One with media may
+        come here long after others that arrived later."""
         if self._oldest_s > before_s:
             return []
         self._oldest_s = math.inf
 
         def is_late(one: EngineRequest) -> bool:
-            if one.arrived_s <= before_s:
+            if one.waits_since_s <= before_s:
                 return True
-            self._oldest_s = min(self._oldest_s, one.arrived_s)
+            self._oldest_s = min(self._oldest_s, one.waits_since_s)
             return False
 
         return self._waiting.remove_if(is_late)

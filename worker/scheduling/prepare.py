@@ -163,11 +163,12 @@ def prepare(
     arrived_s: float,
     media: Sequence[Media] = (),
     *,
+    decode_s: float = 0.0,
     is_retry: bool = False,
 ) -> EngineRequest:
     """Render, tokenize, compile and check a request. Raises ``RequestError`` if it can't be met.
 
-    ``media`` as for :func:`encode_prompt`.
+    ``media`` as for :func:`encode_prompt`; ``decode_s`` is how long it took to decode them.
 
     ``is_retry`` means that the answers must differ from earlier ones: they are drawn with other
     seeds, even if the request wants the likeliest tokens. The logprobs of the prompt were sent with
@@ -202,6 +203,7 @@ def prepare(
         constraint.remarks,
         constraint.call_checks,
         encoded.ignored,
+        decode_s,
     )
 
 

@@ -72,6 +72,13 @@ class EngineRequest:
     """What the arguments of an answer's calls must satisfy, by the names of the functions."""
     ignored: tuple[str, ...] = ()
     """The fields of the request that change nothing with this model."""
+    decode_s: float = 0.0
+    """How long it took to decode its media."""
+
+    @property
+    def waits_since_s(self) -> float:
+        """The time from which its waiting is counted: the decoding of its own media is none."""
+        return self.arrived_s + self.decode_s
 
     @property
     def priority(self) -> int:

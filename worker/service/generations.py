@@ -273,6 +273,7 @@ class Generations:
             self._sequence_ids.__next__,
             arrived_s,
             media,
+            decode_s=opened.decode_s,
             is_retry=is_retry,
         )
 

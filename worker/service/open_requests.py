@@ -70,6 +70,8 @@ class OpenRequest(ABC):
     """The files of its media, for as long as they may be decoded."""
     media: Sequence[Media] = field(default=(), init=False)
     """What they are once they are decoded, until the prompt thread takes them."""
+    decode_s: float = field(default=0.0, init=False)
+    """How long it took to decode them: that is no waiting."""
     held_bytes: int = field(default=0, init=False)
     """What its decoded media take, until the model has read them."""
     gone: bool = field(default=False, init=False)
@@ -198,7 +200,8 @@ class OpenRequests:
         it ``expires``; ``on_start`` is called right before.
 
         With ``decodes`` the request's media are decoded first, on the media thread: the prompts of
-        other requests don't wait for that. If it raises an exception, that is the result.
+        other requests don't wait for that, and its time does not count as waiting. If it raises an
+        exception, that is the result.
         """
         until_s = time.monotonic() + self._spec.max_queue_s if expires else None
         if not decodes:
@@ -228,7 +231,8 @@ class OpenRequests:
                         self._media.resume(_DECODED)
 
             # Not by its priority: the media thread waits for this turn, for whomever it works next.
-            self._run(self._prompts, opened, prepare, made, begin_prompt, until_s)
+            expires_s = None if until_s is None else until_s + opened.decode_s
+            self._run(self._prompts, opened, prepare, made, begin_prompt, expires_s)
 
         # The router does not learn of this turn: decoding can't end the worker.
         self._run(
@@ -244,8 +248,10 @@ class OpenRequests:
         """Decode the media of a request; return their size. Media thread."""
         assert isinstance(opened.request, Generate | Tokenize | Transcribe)
         check_media(opened.request.media, self._needs)
+        began_s = time.monotonic()
         if self._needs is not None:
             opened.media = self._decoder.decode(opened.request.media, opened.blobs, self._needs)
+        opened.decode_s = time.monotonic() - began_s
         return sum(one.size_bytes for one in opened.media)
 
     def drop_files(self, opened: OpenRequest) -> None:

@@ -48,6 +48,7 @@ class Rig:
         memory_wait_s: float | None = None,
         priority: int = 0,
         media: ScriptedMedia | None = None,
+        decode_s: float = 0.0,
         **script: object,
     ) -> int:
         self._jobs += 1
@@ -69,7 +70,9 @@ class Rig:
         rules = TextRules(frozenset({0}))
         self.batch.add(
             EngineRequest(
-                self._jobs, "r", rows, rules, answers, self.now, memory_wait_s=memory_wait_s
+                *(self._jobs, "r", rows, rules, answers, self.now),
+                memory_wait_s=memory_wait_s,
+                decode_s=decode_s,
             )
         )
         return self._jobs
@@ -315,6 +318,28 @@ def test_who_waits_too_long_to_come_back_fails() -> None:
     rig.now = 1060.0
     rig.step()
     assert rig.failed(patient) is ErrorCode.INSUFFICIENT_MEMORY
+
+
+@pytest.mark.parametrize(
+    ("paused", "code"),
+    [(False, ErrorCode.QUEUE_TIMEOUT), (True, ErrorCode.INSUFFICIENT_MEMORY)],
+)
+def test_the_decoding_of_its_media_is_no_waiting(paused: bool, code: ErrorCode) -> None:
+    rig = Rig()
+    rig.add(answers=8, max_tokens=2000, tokens=2000, text="x")
+    while rig.batch.rows < 8:
+        rig.step()
+    rig.batch.paused = paused
+    limit_s = 20.0 if paused else 60.0
+    job = rig.add(decode_s=100.0, memory_wait_s=20.0)
+    rig.now = 100.0 + limit_s - 0.1
+    rig.step()
+    assert job not in rig.ends
+    rig.now += 0.1
+    rig.step()
+    end = rig.ends[job]
+    assert isinstance(end, RequestFailed) and end.code is code
+    assert f"waited {limit_s:g} s" in end.message
 
 
 def test_one_that_waits_to_come_back_can_be_cancelled() -> None:

@@ -36,7 +36,8 @@ class _Opened(OpenRequest):
 
     def cancelled(self) -> None: ...
 
-    def fail(self, code: ErrorCode, message: str) -> None: ...
+    def fail(self, code: ErrorCode, message: str) -> None:
+        raise AssertionError(f"{code}: {message}")
 
 
 class _Rig:
@@ -152,6 +153,39 @@ async def test_owners_take_turns_at_the_decoder() -> None:
         "b decodes",
         "c decodes",
     ]
+
+
+async def test_the_decoding_of_its_own_media_is_no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A video may take longer than a request may wait, and somebody else has the turn then."""
+    clock = [1000.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    rig, free = _Rig(spec=replace(SPEC, max_queue_s=300.0)), threading.Event()
+    timers = _noted_timers(monkeypatch)
+
+    def decode() -> None:
+        clock[0] += 500.0
+
+    rig.begin("slow", None, lambda: _wait(free))
+    await until(lambda: rig.events)
+    video = rig.begin("video", decode)
+    await until(lambda: rig.prompts._waiting)
+    assert (timers, video.decode_s) == ([300.0] * 3, 500.0)
+    free.set()
+    await rig.end("slow", "video")
+    assert rig.events[-1] == "video is prepared"
+
+
+def test_a_generation_says_how_long_its_media_were_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        "lmx.worker.service.generations.prepare", lambda *_, **rest: given.append(rest)
+    )
+    generations: Any = object.__new__(Generations)
+    generations._generator = generations._facts = generations._spec = ()
+    generations._sequence_ids = itertools.count()
+    opened = SimpleNamespace(media=(), decode_s=40.0, request=(), run_id=1)
+    generations._prepare(opened, 1000.0)
+    assert given == [{"decode_s": 40.0, "is_retry": False}]
 
 
 async def test_the_decoded_media_of_one_request_wait_at_most() -> None:
@@ -334,6 +368,20 @@ async def test_media_are_decoded_only_for_a_model_that_takes_them() -> None:
     opened = rig.begin("picture", lambda: 7)
     await rig.end("picture")
     assert len(opened.media) == 1
+
+
+def _noted_timers(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the list to which each later timer of this loop adds its delay, above 100 s."""
+    loop, delays = asyncio.get_running_loop(), list[float]()
+    call_later = loop.call_later
+
+    def noted(delay: float, *rest: Any) -> asyncio.TimerHandle:
+        if abs(delay) > 100:
+            delays.append(delay)
+        return call_later(delay, *rest)
+
+    monkeypatch.setattr(loop, "call_later", noted)
+    return delays
 
 
 def _wait(free: threading.Event) -> None:
