@@ -803,14 +803,16 @@ async def test_under_hard_pressure_the_newest_of_the_largest_is_preempted_and_co
     recorder = await start(max_rows=8)
     thread, calls = recorder.thread, recorder.engine.calls
     words = [f"{number} " for number in range(240)]
-    small = recorder.submit(max_tokens=100, tokens=800, step_s=0.005)
+    small = recorder.submit(tokens=400, step_s=0.005)
     older = recorder.submit(max_tokens=900, pieces=words, step_s=0.005)
     newer = recorder.submit(max_tokens=900, pieces=words, n=2, step_s=0.005)
-    last = recorder.submit(max_tokens=100, tokens=240, step_s=0.005)
+    last = recorder.submit(tokens=400, step_s=0.005)
     await recorder.until(lambda: recorder.text(last))
     thread.set_memory_pressure(MemoryPressure.HARD)
     await recorder.until(lambda: thread.preempted_total == 1)
     assert (thread.rows, calls["preempt"]) == (3, 2)
+    batches = recorder.batches
+    await recorder.until(lambda: recorder.batches > batches)  # Of all that was made before.
     made = recorder.text(newer)
     assert 0 < len(made) < len("".join(words)), "it has begun, and it has not ended"
     steps = thread.steps
