@@ -25,6 +25,8 @@ _MOST_COUNT: Final = 10**6
 _MOST_BYTES_OF_MEMORY: Final = 2**50
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
 """A model's name, as the configuration has them."""
+_PATH: Final = re.compile(r"[A-Za-z0-9._/~][A-Za-z0-9._:/@+~ -]{0,199}")
+"""A model's name on another server, where it may also be the path of a folder or a file."""
 _WORD: Final = re.compile(r"[a-z_]{1,40}")
 
 
@@ -181,7 +183,7 @@ def openai_state(name: str, payload: bytes) -> MachineState:
     models = tuple(
         OfferedModel(model_id=one, state="ready", loaded=True, rows=_ROWS_ELSEWHERE)
         for one in ids[:_MOST_MODELS]
-        if _NAME.fullmatch(one)
+        if _PATH.fullmatch(one)
     )
     return MachineState(
         machine=name, version="", free_bytes=0, loads=False, drained=False, digest="", models=models

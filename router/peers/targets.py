@@ -58,7 +58,10 @@ def targets(
     and for a route without a model of the kind.
     """
     if name is not None:
-        name = untagged(directory, name)
+        plain = untagged(directory, name)
+        # On another server the tag may be a part of the model's own name.
+        if is_known(directory, plain) or not _has_any(links.values(), name):
+            name = plain
         model, _, machine = name.rpartition("@")
         if model and not is_known(directory, name):
             if machine == own_machine:
@@ -153,6 +156,10 @@ def _named(
     if refused is not None and not found and by_alias:
         assert key is not None
         raise key_refusal(Verdict.MODEL, key, Access.INFERENCE, model_id=refused)
+
+
+def _has_any(links: Iterable[PeerLink], name: str) -> bool:
+    return any(link.state is not None and link.state.model(name) is not None for link in links)
 
 
 def _of_kinds(

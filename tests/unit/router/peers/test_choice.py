@@ -189,6 +189,13 @@ def test_models_of_another_kind_are_sent_nothing(
     assert ids(found(name, kind, *own)) == expected
 
 
+def test_a_tag_is_a_part_of_a_name_where_only_a_peer_has_it() -> None:
+    there = (cold("llama:latest"),)
+    assert ids(found("llama:latest", CHAT, peer=there)) == ([], ["llama:latest"])
+    assert ids(found("llama:latest", CHAT, cold("llama"), peer=there)) == (["llama"], [])
+    assert ids(found("qwen:latest", CHAT)) == ([], ["qwen"])
+
+
 def test_a_route_without_a_model_of_the_kind_is_refused_as_on_one_machine() -> None:
     with pytest.raises(RequestError, match="leads to no rerank") as refused:
         found("home", RERANK, *ALL)

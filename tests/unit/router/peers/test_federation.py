@@ -956,3 +956,13 @@ async def test_models_with_odd_names_are_left_out() -> None:
         await until(lambda: a.router.peers.links[0].answers)
         _, shown = await a.admin("GET", "/admin/peers")
         assert [one["id"] for one in shown["peers"][0]["models"]] == ["good/one"]
+    # Servers of others have paths too.
+    names += (paths := ["/data/My models/m", "~/m.gguf", "./m"])
+    other = http_answer(json.dumps({"data": [{"id": name} for name in names]}).encode())
+    async with federation("a") as (a,), StrangePeer(other, b"", PeerKind.OPENAI) as strange:
+        a.router.peers.put(PeerList.of((strange.peer,)))
+        await until(lambda: a.router.peers.links[0].answers)
+        assert a.router.peers.model_ids == ("../x", "a b", "good/one", *paths)
+        status, found = await a.chat_json(model=paths[0])
+        assert (status, found["error"]["code"]) == (503, "peer_unavailable")
+        assert any(head.startswith(b"POST /v1/chat/completions") for head in strange.heads)
