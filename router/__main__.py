@@ -2,8 +2,8 @@
 
 import sys
 
-from lmx.protocol.host.authorities import without_authorities
 from lmx.protocol.host.imports import quick_imports
+from lmx.router.authorities import without_authorities
 
 if __name__ == "__main__":
     # aiohttp reads all certificates when it is imported, and few requests need them.

@@ -127,9 +127,12 @@ def _no_adapter(folder: Path) -> OperationError:
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # JSON's integers have no end, and floats have one.
+        return None
 
 
 def _name(value: Any) -> str | None:

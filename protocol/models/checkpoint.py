@@ -128,7 +128,11 @@ def parse_checkpoint_config(content: Any) -> CheckpointConfig:
         architectures=_names(whole.get("architectures")),
         context_tokens=count(text, *_CONTEXT_KEYS) or count(whole, *_CONTEXT_KEYS) or None,
         impossible_context=next(
-            (f"{text[key]:g}" for key in _CONTEXT_KEYS if isinstance(text.get(key), int | float)),
+            (
+                _number_text(text[key])
+                for key in _CONTEXT_KEYS
+                if isinstance(text.get(key), int | float)
+            ),
             None,
         ),
         layers=count(text, *_LAYERS_KEYS),
@@ -185,6 +189,13 @@ def count(section: Section, *names: str) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MOST:
             return value
     return 0
+
+
+def _number_text(value: float) -> str:
+    try:
+        return f"{value:g}"
+    except OverflowError:  # JSON's integers have no end, and floats have one.
+        return f"{'over ' if value > 0 else 'under -'}1e308"
 
 
 class _NonsenseError(ValueError):

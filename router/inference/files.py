@@ -209,7 +209,7 @@ def file_object(row: FileRow) -> FileObject:
 
 def anthropic_file(row: FileRow) -> AnthropicFile:
     """Return a file as one of Anthropic's clients gets it."""
-    kind, _ = mimetypes.guess_type(row.filename)
+    kind, _ = mimetypes.guess_type(_last_part(row.filename))
     return AnthropicFile(
         id=row.id,
         type="file",

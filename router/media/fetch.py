@@ -15,8 +15,8 @@ import structlog
 from yarl import URL
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
-from lmx.protocol.host.authorities import Authorities
 from lmx.protocol.messages.specs import MediaLimits
+from lmx.router.authorities import Authorities
 from lmx.router.byte_budget import ByteShare
 from lmx.router.media.addresses import AddressRule, Network
 from lmx.router.media.fair_semaphore import FairSemaphore

@@ -17,12 +17,12 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
-from lmx.protocol.host.authorities import Authorities
 from lmx.protocol.host.lasting import keep_up
 from lmx.protocol.messages.keys import KeyScope
 from lmx.protocol.messages.peers import Peer, PeerKind
 from lmx.protocol.messages.snapshot import ROUTE_NAMES
 from lmx.protocol.messages.specs import RouterSpec
+from lmx.router.authorities import Authorities
 from lmx.router.byte_budget import ByteBudget
 from lmx.router.http.api_family import OLLAMA, RESPONSES
 from lmx.router.http.bodies.form import READ_FORM, read_form

@@ -339,7 +339,9 @@ _MOST_BYTES: Final = 24 * 1000**2
 
 def image_part(name: str) -> dict[str, Any]:
     """Return the part of a message that is an image. Raises :class:`OperationError`."""
-    kind = mimetypes.guess_type(name)[0] or "image/png"  # lmx itself looks at the content
+    kind = (
+        mimetypes.guess_type(Path(name).name)[0] or "image/png"
+    )  # lmx itself looks at the content
     return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{_content(name)}"}}
 
 

@@ -51,6 +51,7 @@ def test_both_forms_are_read(
         ({**PEFT, "modules_to_save": ["lm_head"]}, "sets modules_to_save"),
         ({**PEFT, "bias": "all"}, "sets bias"),
         ({**PEFT, "r": 0}, "no r and lora_alpha"),
+        ({**PEFT, "lora_alpha": 10**400}, "no r and lora_alpha"),
         (PEFT, "no adapter_model.safetensors"),
         ([], "is no JSON object"),
         ("{", "is not JSON"),

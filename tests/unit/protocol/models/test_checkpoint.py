@@ -61,6 +61,16 @@ def test_context(config: dict[str, Any], tokens: int | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("declared", "shown"),
+    [(2**40, "1.09951e+12"), (10**400, "over 1e308"), (-(10**400), "under -1e308")],
+    ids=["a float", "above all", "below all"],
+)
+def test_a_context_that_is_impossible(declared: int, shown: str) -> None:
+    found = parse_checkpoint_config({"max_position_embeddings": declared})
+    assert (found.context_tokens, found.impossible_context) == (None, shown)
+
+
+@pytest.mark.parametrize(
     ("content", "words"),
     [
         ("[]", "is no object"),

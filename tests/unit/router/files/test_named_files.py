@@ -190,6 +190,11 @@ async def test_anthropic_s_own_calls_for_files() -> None:
         assert not made.model_extra
         assert (made.filename, made.mime_type, made.size_bytes) == ("notes.md", "text/markdown", 17)
         assert made.downloadable and made.expires_at is None
+        # Python takes a name like this one for a URL with a type of its own, or for a wrong one.
+        odd = await upload(client, b"z", "data:text/plain,//[a.png", "user_data")
+        shown = await to.beta.files.retrieve_metadata(odd)
+        assert (shown.filename, shown.mime_type) == ("data:text/plain,//[a.png", "image/png")
+        await to.beta.files.delete(odd)
         hour = await to.beta.files.upload(file=("a.bin", b"x"), expires_in_seconds=3600)
         assert hour.expires_at is not None
         assert (hour.expires_at - hour.created_at).total_seconds() == 3600

@@ -9,13 +9,13 @@ import aiohttp
 import pytest
 
 from lmx.protocol.errors import ErrorCode
-from lmx.protocol.host.authorities import Authorities
 from lmx.protocol.messages.control import Done, DrainMachine
 from lmx.protocol.messages.keys import ApiKey, KeyFamily, Keyring, KeyScope
 from lmx.protocol.messages.peers import Peer, PeerKind, PeerList
 from lmx.protocol.messages.tasks import TaskFinished, Vectors
 from lmx.protocol.states import ModelKind
 from lmx.protocol.wire.codec import to_map
+from lmx.router.authorities import Authorities
 from lmx.router.peers import federation as federation_module
 from lmx.router.peers import link as peer_link
 from lmx.router.peers import relay

@@ -135,11 +135,19 @@ def test_what_a_terminal_would_obey_is_not_written() -> None:
     assert shown("a\x1b[2Jb\x07\n\tü👩‍💻\x9b") == "a\ufffd[2Jb\ufffd\n\tü👩‍💻\ufffd"
 
 
-def test_files_become_parts(tmp_path: Path) -> None:
+def test_files_become_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "a.jpg"
     file.write_bytes(b"abc")
     data = base64.b64encode(b"abc").decode()
     assert image_part(str(file))["image_url"]["url"] == f"data:image/jpeg;base64,{data}"
+    # Python takes a path like this one for a URL.
+    (tmp_path / "data:text").mkdir()
+    odd = tmp_path / "data:text" / "plain,a.gif"
+    odd.write_bytes(b"abc")
+    monkeypatch.chdir(tmp_path)
+    assert image_part(str(odd.relative_to(tmp_path)))["image_url"]["url"].startswith(
+        "data:image/gif;"
+    )
     assert audio_part(str(file.rename(tmp_path / "a.mp3")))["input_audio"] == {
         "data": data, "format": "mp3",
     }  # fmt: skip

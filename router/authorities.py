@@ -6,6 +6,7 @@ import os
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 _AUTHORITIES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -27,13 +28,24 @@ class Authorities:
         load = self._load
         if load is None:
             loop = asyncio.get_running_loop()
-            load = self._load = loop.run_in_executor(None, self.context.load_default_certs)
+            load = self._load = loop.run_in_executor(None, _read, self.context)
         try:
             await asyncio.shield(load)
         except OSError:
             if self._load is load:
                 self._load = None
             raise
+
+
+def _read(context: ssl.SSLContext) -> None:
+    """Let a context trust the authorities of the machine. Where its TLS library finds none, as that
+    of python.org's Python on macOS does, they are those that the client of the hub trusts."""
+    context.load_default_certs()
+    paths = ssl.get_default_verify_paths()
+    if paths.cafile is None and (paths.capath is None or not any(Path(paths.capath).iterdir())):
+        import certifi
+
+        context.load_verify_locations(certifi.where())
 
 
 @contextmanager

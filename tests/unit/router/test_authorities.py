@@ -12,13 +12,13 @@ from pathlib import Path
 import certifi
 import pytest
 
-from lmx.protocol.host.authorities import Authorities
 from lmx.protocol.host.python_source import python_tree
+from lmx.router.authorities import Authorities
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import os, ssl
-from lmx.protocol.host.authorities import without_authorities
+from lmx.router.authorities import without_authorities
 ours = dict(os.environ)
 with without_authorities():
     assert ssl.create_default_context().cert_store_stats()["x509"] == 0
@@ -54,6 +54,24 @@ async def test_they_are_read_once_and_servers_are_checked(monkeypatch: pytest.Mo
     assert authorities.context.verify_mode is ssl.CERT_REQUIRED
 
 
+@pytest.mark.parametrize("has_folder", [False, True])
+async def test_a_machine_whose_authorities_are_not_found_has_others(
+    has_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing, folder = tmp_path / "none", tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.setenv("SSL_CERT_FILE", str(nothing))
+    monkeypatch.setenv("SSL_CERT_DIR", str(folder if has_folder else nothing))
+    authorities = Authorities()
+    await authorities.load()
+    assert authorities.context.cert_store_stats()["x509"] > 50
+    # A folder with anything is the machine's own choice.
+    (folder / "one.pem").touch()
+    authorities = Authorities()
+    await authorities.load()
+    assert (authorities.context.cert_store_stats()["x509"] > 50) is not has_folder
+
+
 class SlowContext:
     """Notes how many threads read at a time; the first one finds nothing to read."""
 
@@ -69,6 +87,9 @@ class SlowContext:
         self.reading -= 1
         if self.reads == 1:
             raise OSError("no such file")
+
+    def load_verify_locations(self, _: str) -> None:
+        """It is called on a machine without authorities."""
 
 
 async def test_one_thread_reads_for_all_who_wait() -> None:
