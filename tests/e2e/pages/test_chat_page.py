@@ -276,7 +276,7 @@ async def test_conversations(page: Page, origin: str) -> None:
     await page.run(f"{at('new')}.click()")
     assert (await asked(page, "Hello"))["text"].strip() == SENTENCE
     assert await page.run("sent[1].messages") == [{"role": "user", "content": "Hello"}]
-    assert len(await page.run(CONVERSATIONS)) == 2
+    await until(page, f"{CONVERSATIONS}.length === 2", "both")
 
     # What was asked, edited, and answered once more.
     await page.run('document.querySelector(".user [aria-label=Edit]").click()')
@@ -380,7 +380,7 @@ async def test_conversations(page: Page, origin: str) -> None:
     await until(page, f"{CONVERSATIONS}.length === 0", "nothing kept")
     await page.run(f"{at('options-close')}.click()")
     await asked(page, "Hello")
-    assert len(await page.run(CONVERSATIONS)) == 1
+    await until(page, f"{CONVERSATIONS}.length === 1", "it is listed")
     await reopen(page, origin)
     assert await page.run(CONVERSATIONS) == []
     # What is listed is kept as soon as conversations are.

@@ -23,6 +23,7 @@ EXACT = platform.machine() == "x86_64"
 @pytest.fixture(autouse=True)
 def on_the_cpu() -> Iterator[None]:
     """As in a worker on a CPU."""
+    mx.random.seed(0)
     with (
         mx.stream(mx.cpu),
         mock.patch.object(mx.fast, "rms_norm", cpu.rms_norm),

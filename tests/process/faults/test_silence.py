@@ -29,7 +29,7 @@ def supervisor_of(lmx: Rig) -> int:
 def reaped(lmx: Rig) -> None:
     """Take note of the end of the supervisor that the rig started."""
     assert lmx.supervisor is not None
-    lmx.supervisor.wait(60)
+    lmx.supervisor.wait(180)
     lmx.supervisor = None
 
 

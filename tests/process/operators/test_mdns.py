@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import secrets
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,8 +19,13 @@ from lmx.supervisor.processes.announcer import Announcer
 FACTS = (("version", "1.2.3"), ("path", "/v1"), ("key", "yes"), ("tls", "no"))
 
 
+LABEL = f"lmx-test-{secrets.token_hex(4)}"
+LABELS = (LABEL, f"{LABEL}-2", f"{LABEL}-3")
+"""Names that nobody else announces, such as these tests of another checkout."""
+
+
 def announcement(port: int = 8123) -> Announcement:
-    return Announcement(("lmx-test", "lmx-test-2", "lmx-test-3"), port, ("127.0.0.1",), FACTS)
+    return Announcement(LABELS, port, ("127.0.0.1",), FACTS)
 
 
 class Owner:
@@ -72,30 +78,31 @@ async def test_it_is_found_has_another_name_where_it_is_taken_and_is_withdrawn()
     async with browser() as (network, seen):
         with owner(announcement()) as first, owner(announcement(8124)) as second:
             await first.until(lambda: first.announcer.label)
-            assert first.announcer.label == "lmx-test"
-            found = AsyncServiceInfo(SERVICE, f"lmx-test.{SERVICE}")
+            assert first.announcer.label == LABELS[0]
+            found = AsyncServiceInfo(SERVICE, f"{LABELS[0]}.{SERVICE}")
             assert await found.async_request(
                 network.zeroconf, 60_000, question_type=DNSQuestionType.QM
             )
             assert (found.parsed_addresses(), found.port) == (["127.0.0.1"], 8123)
-            assert found.server == "lmx-test.local."
+            assert found.server == f"{LABELS[0]}.local."
             assert found.decoded_properties == dict(FACTS), "neither models nor keys"
             machines: list[FoundMachine] = []
             async with asyncio.timeout(90):
                 # Who announces may be slower than that.
                 while not machines:
-                    machines = await asyncio.to_thread(find_machines, 2.0, ["127.0.0.1"])
+                    every = await asyncio.to_thread(find_machines, 2.0, ["127.0.0.1"])
+                    machines = [one for one in every if one.name == LABELS[0]]
             assert machines == [
-                FoundMachine("lmx-test", "http://lmx-test.local:8123", "1.2.3", True)
+                FoundMachine(LABELS[0], f"http://{LABELS[0]}.local:8123", "1.2.3", True)
             ]
             await second.until(lambda: second.announcer.label)
-            assert second.announcer.label == "lmx-test-2"
-            await second.until(lambda: ("lmx-test-2", "Added") in seen)
+            assert second.announcer.label == LABELS[1]
+            await second.until(lambda: (LABELS[1], "Added") in seen)
             first.wanted = None
-            await first.until(lambda: ("lmx-test", "Removed") in seen)
+            await first.until(lambda: (LABELS[0], "Removed") in seen)
             assert first.announcer.label is None
             second.announcer.close()
-            await first.until(lambda: ("lmx-test-2", "Removed") in seen)
+            await first.until(lambda: (LABELS[1], "Removed") in seen)
             assert first.notices == second.notices == []
 
 

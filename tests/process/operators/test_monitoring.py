@@ -165,7 +165,7 @@ def test_a_name_that_there_is_not_is_found(exposition: str, query: str, words: s
 def test_promtool_takes_the_rules_and_the_configuration_of_the_page(tmp_path: Path) -> None:
     for what, file in (("rules", ALERTS), ("config", configuration(tmp_path, "127.0.0.1:9"))):
         done = subprocess.run(
-            ["promtool", "check", what, file], capture_output=True, text=True, timeout=60
+            ["promtool", "check", what, file], capture_output=True, text=True, timeout=180
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -182,9 +182,17 @@ async def test_prometheus_scrapes_with_the_metrics_key_and_evaluates_the_alerts(
             failing = await firing(session, url, "LmxModelFails")
             assert [one["labels"]["model"] for one in failing] == ["broken"]
             assert "broken" in failing[0]["annotations"]["summary"]
-            (down,) = await firing(session, url, "LmxDown")
-            assert down["labels"]["key"] == "wrong"
-            assert not await firing(session, url, "LmxSupervisorDown")
+            # On a busy machine a scrape may fail now and then, and the next one does not.
+            down: set[str | None] = set()
+
+            async def wrong_alone_is_down() -> bool:
+                nonlocal down
+                named = ("LmxDown", "LmxSupervisorDown")
+                alerts = [one for name in named for one in await firing(session, url, name)]
+                down = {one["labels"].get("key") for one in alerts}
+                return down == {"wrong"}
+
+            await until_true(wrong_alone_is_down, lambda: f"it alone is down: {down}")
             # Rates need two scrapes between which something happened.
             await some_requests(lmx)
             left: set[str] = set()
@@ -257,7 +265,7 @@ def prometheus(config: Path, folder: Path) -> Iterator[str]:
         yield f"http://{found[1]}"
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(180)
 
 
 async def until_true(condition: Any, what: Callable[[], str]) -> None:

@@ -133,7 +133,7 @@ def proxied(
         yield Proxied(lmx, f"https://{NAME}:{port}")
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(180)
 
 
 class _Loopback(AbstractResolver):

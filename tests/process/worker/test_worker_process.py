@@ -418,14 +418,18 @@ def test_the_pressure_of_a_supervisor_ends_with_it(start: Start) -> None:
     peer.fact(WorkerBeat, lambda beat: (beat.rows, beat.queued) == (2, 0))
 
 
-def test_beats_say_for_how_long_nothing_was_asked_and_how_long_to_stay(start: Start) -> None:
+def test_beats_say_for_how_long_nothing_was_asked_and_how_long_to_stay(
+    start: Start, tmp_path: Path
+) -> None:
+    looked = tmp_path / "looked"
     peer = start().loaded()
     beat = peer.fact(WorkerBeat, lambda beat: beat.idle_for_s > 0.15)
     assert beat.keep_alive_s is None
-    peer.say(dataclasses.replace(ask(1, tokens=30, step_s=0.02), keep_alive_s=90.0))
+    peer.say(dataclasses.replace(ask(1, **ENDLESS, until=str(looked)), keep_alive_s=90.0))
     peer.answer(Delta, 1)
     began_s = time.monotonic()
     assert peer.fact(WorkerBeat, lambda beat: beat.rows == 1).idle_for_s == 0
+    looked.touch()
     peer.answer(Finished, 1)
     beat = peer.fact(WorkerBeat, lambda beat: beat.keep_alive_s is not None)
     assert beat.keep_alive_s == 90.0

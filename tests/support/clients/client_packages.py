@@ -18,7 +18,7 @@ from tests.support.models.minilm import demo_script
 
 PROGRAMS: Final = Path(__file__).resolve().parents[2] / "e2e" / "clients" / "programs"
 _NODE: Final = PROGRAMS / "node"
-_FETCH_TIMEOUT_S: Final = 300
+_FETCH_TIMEOUT_S: Final = 900
 
 
 def python_packages(listed: str | Path = "requirements.txt") -> Path:

@@ -335,7 +335,7 @@ class Rig:
         """End the supervisor with a signal and return its exit status."""
         assert self.supervisor is not None
         self.supervisor.send_signal(number)
-        status = self.supervisor.wait(60)
+        status = self.supervisor.wait(180)
         self.supervisor = None
         return status
 

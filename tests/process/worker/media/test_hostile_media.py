@@ -21,7 +21,7 @@ LIMITS = DecodeLimits(
     cpu_s=1.0, packets=50_000, memory_bytes=256 << 20, sound_s=600.0, picture_pixels=10_000_000
 )
 AT_REST_BYTES = 160 << 20
-GENEROUS_S = 30.0
+GENEROUS_S = 120.0
 ALL = hostile_media()
 
 

@@ -15,7 +15,7 @@ from tests.support.rigs.router_rig import MODEL, Rig, router_rig
 @asynccontextmanager
 async def sdk(rig: Rig) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(
-        base_url=f"{rig.url}/v1", api_key="none", max_retries=0, timeout=10
+        base_url=f"{rig.url}/v1", api_key="none", max_retries=0, timeout=300
     ) as client:
         yield client
 

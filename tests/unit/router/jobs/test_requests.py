@@ -337,9 +337,12 @@ async def test_of_many_requests_those_that_changed_are_sent_alone() -> None:
     first = message(await topic.look())
     first_s = time.process_time() - began_s
     assert (first["whole"], len(first["live"])) == (False, MANY)
-    began_s = time.process_time()
-    assert await topic.look() == b""
-    assert time.process_time() - began_s < first_s / 2, "nothing is encoded again"
+    again_s = []
+    for _ in range(3):
+        began_s = time.process_time()
+        assert await topic.look() == b""
+        again_s.append(time.process_time() - began_s)
+    assert min(again_s) < first_s / 2, "nothing is encoded again"
     listed.lives[7].prompt_tokens = 3
     news = message(await topic.look())
     assert [one["id"] for one in news["live"]] == ["r7"]

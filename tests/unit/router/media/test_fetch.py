@@ -276,7 +276,7 @@ async def test_a_bad_answer_is_refused_in_time_and_the_connection_is_closed(name
                 await made.fetch(f"{server.url}/", "p", share)
             assert (caught.value.code, caught.value.param) == (code, "p"), caught.value
             await until(lambda: server.open_connections == 0)
-        assert time.monotonic() - began_s < 30
+        assert time.monotonic() - began_s < 180
         assert budget.held_bytes == 0
 
 

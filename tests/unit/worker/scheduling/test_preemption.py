@@ -10,6 +10,7 @@ from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import BACKGROUND_PRIORITY, Delta
 from lmx.protocol.models.memory import KvLayers
 from lmx.worker.engine.values import BeamSearch, PromptSource, SequenceRequest, SequenceSampling
+from lmx.worker.scheduling import batch
 from lmx.worker.scheduling.batch import Batch, BatchLimits
 from lmx.worker.scheduling.requests import (
     EngineRequest,
@@ -20,6 +21,7 @@ from lmx.worker.scheduling.requests import (
     RequestFinished,
     TextRules,
 )
+from tests.support.fakes import scripted_engine
 from tests.support.fakes.scripted_engine import ScriptedEngine, ScriptedMedia
 
 GREEDY = SequenceSampling(0.0)
@@ -468,16 +470,26 @@ def test_the_background_gives_back_the_memory_that_a_person_needs() -> None:
     assert [rig.texts[job, 0] for job in jobs] == [TEXT] * 2
 
 
-def test_the_time_of_a_person_is_not_counted_to_the_rows_that_stand_still() -> None:
+def test_the_time_of_a_person_is_not_counted_to_the_rows_that_stand_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 0.0
+
+    def sleep(for_s: float) -> None:
+        nonlocal now_s
+        now_s += for_s
+
+    monkeypatch.setattr(batch, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(scripted_engine, "time", SimpleNamespace(sleep=sleep))
     rig = Rig()
-    line = rig.add(priority=BACKGROUND_PRIORITY, max_tokens=5)
+    line = rig.add(priority=BACKGROUND_PRIORITY, max_tokens=5, step_s=0.001)
     rig.step(3)
     person = rig.add(max_tokens=10, step_s=0.01)
     rig.step(100)
     ends = [rig.ends[one] for one in (line, person)]
     assert all(isinstance(end, RequestFinished) for end in ends)
     spent_s = [end.compute_s for end in ends if isinstance(end, RequestFinished)]
-    assert spent_s[1] >= 0.09 and spent_s[0] < spent_s[1] / 3
+    assert spent_s == pytest.approx([0.005, 0.1])
 
 
 def test_a_search_of_the_background_keeps_its_rows() -> None:
