@@ -52,7 +52,7 @@ class Settings:
     def apply(self, new: Config, now_s: float) -> ConfigDiff:
         """Put another configuration into effect, and return what differs. If nothing differs, no
         function is called. Raises :class:`LmxError` when it is refused, and then the old one stays
-        in effect."""
+        in effect, as it does where the first function fails in any other way."""
         old = self._current
         change = Change(old, new, compare(old, new))
         if not change.diff.sections:
@@ -61,7 +61,8 @@ class Settings:
         for react in self._reactions:
             try:
                 react(change, now_s)
-            except LmxError:
-                self._current = old
+            except Exception as error:
+                if isinstance(error, LmxError) or react is self._reactions[0]:
+                    self._current = old
                 raise
         return change.diff

@@ -39,13 +39,27 @@ def test_nobody_is_called_where_nothing_differs() -> None:
     assert settings.current is OLD
 
 
-def test_one_that_is_refused_is_not_in_effect() -> None:
+@pytest.mark.parametrize("error", [OperationError(ErrorCode.CONFIG_INVALID, "no"), TypeError("no")])
+def test_one_that_is_refused_is_not_in_effect(error: Exception) -> None:
+    """A bug in who may refuse it is a refusal too: a later change finds what differs."""
     settings = Settings(OLD)
 
     def refuse(change: Change, now_s: float) -> None:
-        raise OperationError(ErrorCode.CONFIG_INVALID, "no")
+        raise error
 
     settings.on_change(refuse, lambda _change, _now_s: pytest.fail("it was refused"))
-    with pytest.raises(OperationError):
+    with pytest.raises(type(error), match="no"):
         settings.apply(NEW, 0.0)
     assert settings.current is OLD
+
+
+def test_one_that_was_accepted_is_in_effect_whatever_fails_after_that() -> None:
+    settings = Settings(OLD)
+
+    def fail(change: Change, now_s: float) -> None:
+        raise TypeError("a bug")
+
+    settings.on_change(lambda _change, _now_s: None, fail)
+    with pytest.raises(TypeError):
+        settings.apply(NEW, 0.0)
+    assert settings.current is NEW
