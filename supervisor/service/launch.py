@@ -76,7 +76,10 @@ def sections_of(config: Config) -> dict[str, Any]:
     """Return a configuration as plain values, without the models that were added, and with masks in
     place of keys."""
     written = tuple(m for m in config.models if not isinstance(m, AddedModelConfig))
-    return config.model_copy(update={"models": written}).model_dump(mode="json")
+    sections = config.model_copy(update={"models": written}).model_dump(mode="json")
+    # Their order counts, which two dicts don't compare.
+    sections["routing"]["patterns"] = [list(pair) for pair in config.routing.patterns.items()] or {}
+    return sections
 
 
 class LaunchFile:

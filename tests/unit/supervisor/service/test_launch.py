@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.cli.serving.options import settle_handover
 from lmx.supervisor.config.load import load_config
+from lmx.supervisor.config.schema import Config
 from lmx.supervisor.service.launch import Launch, LaunchFile, left_launch, taken_over
 from lmx.supervisor.state.disk_retry import change_once
 from lmx.supervisor.state.home import Home
@@ -120,6 +121,20 @@ def test_an_edited_file_is_no_other_configuration(home: Home, tmp_path: Path) ->
     path.write_text("logs: {keep: 6}")
     settle_handover(home, path, None)
     assert taken_over(launch, load_config(path, {})).endswith("was another one: logs")
+
+
+def test_another_order_of_the_patterns_is_not_in_effect(home: Home) -> None:
+    patterns = {"gpt-*": "auto", "gpt-4*": "code"}
+    one, same, other = (
+        Config.model_validate({"routing": {"patterns": dict(pairs)}})
+        for pairs in (patterns.items(), patterns.items(), reversed(patterns.items()))
+    )
+    LaunchFile(home, change_once).save(Launch.of(None, {}, one))
+    leave_a_router(home)
+    launch = left_launch(home)
+    assert launch is not None
+    assert (launch.changed(same), launch.changed(other)) == ((), ("routing",))
+    assert launch.changed(Config()) == ("routing",)
 
 
 def test_keys_are_kept_by_variables_alone_and_for_the_owner(home: Home) -> None:
