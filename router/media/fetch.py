@@ -53,10 +53,9 @@ class Fetcher:
     ) -> None:
         self._limits = limits
         self._user_agent = user_agent
-        self._system_lookup = None
-        if lookup is None:
-            lookup = self._system_lookup = SystemLookup()
-        self._resolver = CheckedResolver(AddressRule(limits.allowed_networks), lookup, own_networks)
+        self._resolver = CheckedResolver(
+            AddressRule(limits.allowed_networks), lookup or SystemLookup(), own_networks
+        )
         self._slots = FairSemaphore(limits.max_fetches)
         self._session: aiohttp.ClientSession | None = None
         self._authorities = Authorities()
@@ -95,8 +94,6 @@ class Fetcher:
         """Close all connections."""
         if self._session is not None:
             await self._session.close()
-        if self._system_lookup is not None:
-            self._system_lookup.close()
 
     async def _follow(self, text: str, param: str, share: ByteShare) -> bytes:
         url = _checked(text, None, param)

@@ -7,7 +7,6 @@ a name service can't say one thing to the check and another to the connection.
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from ipaddress import ip_address
 from typing import Any, Final
@@ -15,6 +14,7 @@ from typing import Any, Final
 import psutil
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from lmx.protocol.host.lasting import in_daemon_thread
 from lmx.router.media.addresses import AddressRule, Network, literal_address, own_network
 from lmx.router.media.fair_semaphore import FairSemaphore
 
@@ -77,25 +77,15 @@ class CheckedResolver(AbstractResolver):
 
 class SystemLookup:
     """Asks the system's name service, in threads of its own, of which one client has half at
-    most."""
+    most. The router's end does not wait for them."""
 
     def __init__(self) -> None:
         self._slots = FairSemaphore(_LOOKUP_THREADS)
-        self._threads = ThreadPoolExecutor(_LOOKUP_THREADS, thread_name_prefix="media lookup")
 
     async def __call__(self, host: str, port: int) -> Sequence[tuple[socket.AddressFamily, str]]:
         """Return the addresses of a host, in the system's order of preference."""
         end = await self._slots.acquire(LOOKUP_OWNER.get())
-        try:
-            looking = asyncio.get_running_loop().run_in_executor(
-                self._threads,
-                lambda: socket.getaddrinfo(
-                    host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
-                ),
-            )
-        except BaseException:
-            end()
-            raise
+        looking = asyncio.ensure_future(in_daemon_thread(_look_up, host, port))
 
         def ended(looked: asyncio.Future[Any]) -> None:
             # Its turn has lasted as long as its thread. Nobody may wait for it any more.
@@ -114,9 +104,9 @@ class SystemLookup:
             if isinstance(address[0], str)
         ]
 
-    def close(self) -> None:
-        """Let no look-up begin any more. Those under way end by themselves."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+
+def _look_up(host: str, port: int) -> Sequence[tuple[Any, ...]]:
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
 
 
 def interface_networks() -> Sequence[Network]:

@@ -219,9 +219,12 @@ async def test_names_that_are_looked_up_for_ever_hold_up_their_client_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     silent, asked = threading.Event(), []
+    daemons: list[bool] = []
 
     def look(host: str, *_: Any, **__: Any) -> list[Any]:
         asked.append(host)
+        # A router that ends does not wait for this thread.
+        daemons.append(threading.current_thread().daemon)
         if host.startswith("silent"):
             silent.wait(120)
             raise socket.gaierror(socket.EAI_AGAIN, "no answer")
@@ -242,6 +245,7 @@ async def test_names_that_are_looked_up_for_ever_hold_up_their_client_alone(
                     assert {getattr(one, "code", one) for one in ended} == {ErrorCode.MEDIA_TIMEOUT}
                     # Look-ups that nobody waits for any more keep their client's turns.
                     assert 4 < len(asked) < 30
+                    assert all(daemons)
                     url = f"http://good.example:{server.port}/"
                     made._limits = LIMITS
                     assert await made.fetch(url, "p", share, "other") == BODY
@@ -252,7 +256,6 @@ async def test_names_that_are_looked_up_for_ever_hold_up_their_client_alone(
 async def test_the_system_knows_addresses_and_its_own_networks() -> None:
     lookup = SystemLookup()
     assert await lookup("127.0.0.1", 80) == [(socket.AF_INET, "127.0.0.1")]
-    lookup.close()
     assert any(str(network).startswith("127.0.0.") for network in interface_networks())
 
 
