@@ -1,7 +1,8 @@
 # lmx: everything a developer needs. `make` alone lists the targets.
 
-# 3.11 to 3.14. A name on PATH or a full path; by default the first of these that is one of them.
-PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do \
+# 3.11 to 3.14. A name on PATH or a full path; by default the first of these that is one of them. The
+# last is what `uv venv` has made, which is on no PATH.
+PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.11 .venv/bin/python; do \
   $$name deploy/supported.py >/dev/null 2>&1 && { echo $$name; exit; }; done; echo python3)
 PORT ?= 8000
 MODELS ?=

@@ -12,9 +12,10 @@ class Lmx < Formula
   depends_on macos: :sonoma
   depends_on "python@3.13"
 
-  # The lists are whole, and name every version: nothing else is resolved or installed.
+  # The lists are whole, and name every version: nothing else is resolved or installed, and nothing
+  # is taken from other formulae, which change with their own upgrades.
   def install
-    virtualenv_create(libexec, "python3.13", without_pip: false)
+    virtualenv_create(libexec, "python3.13", system_site_packages: false, without_pip: false)
     system libexec/"bin/python", "-m", "pip", "install", "--no-deps",
            "--constraint", "constraints.txt", "--requirement", "deploy/requirements.txt", buildpath
     bin.install_symlink libexec/"bin/lmx"

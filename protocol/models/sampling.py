@@ -15,7 +15,7 @@ MAX_ASSISTANT_TOKENS: Final = 32
 """At most this many tokens are guessed at a time."""
 
 MAX_NGRAM: Final = 32
-"""The longest run of tokens that prompt lookup looks for."""
+"""The longest run of tokens that may be named for prompt lookup."""
 
 
 class Bounds(TypedDict, total=False):

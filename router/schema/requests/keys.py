@@ -18,14 +18,15 @@ class KeyRequest(Strict):
 
     name: Annotated[str, Field(min_length=1, max_length=60)]
     """What people call the key: letters, digits, and of `. _ @ + -`."""
-    scopes: Annotated[tuple[_Scope, ...], Field(min_length=1, max_length=4, strict=False)] = (
-        KeyScope.INFERENCE,
-    )
+    scopes: Annotated[
+        tuple[_Scope, ...], Field(min_length=1, max_length=len(KeyScope), strict=False)
+    ] = (KeyScope.INFERENCE,)
     """What it opens: requests to models (`inference`), the metrics (`metrics`), what operators see
-    (`operator`), or all that they see and do (`admin`)."""
+    (`operator`), all that they see and do (`admin`), or what another lmx asks that forwards
+    requests here (`peer`)."""
     models: Annotated[tuple[_Text, ...], Field(max_length=50, strict=False)] = ()
     """Patterns of the ids of the models that it is for, as a shell's: `qwen3-*`."""
-    families: Annotated[tuple[_Family, ...], Field(max_length=3, strict=False)] = ()
+    families: Annotated[tuple[_Family, ...], Field(max_length=len(KeyFamily), strict=False)] = ()
     """The APIs that it is for."""
     requests_per_minute: _Amount | None = None
     """With one of these three it has these limits, instead of those of every key."""

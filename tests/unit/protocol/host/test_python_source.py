@@ -19,7 +19,7 @@ class _Garbage:
 
     def __del__(self) -> None:
         try:
-            _ = [1][0] + {}["a"]
+            _ = [1][0] + {"b": 1}["a"]
         except KeyError as error:
             traceback.format_exception(error)
 
