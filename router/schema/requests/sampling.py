@@ -120,8 +120,8 @@ class SamplingFields(ParameterFields):
     assistant_confidence_threshold: _Share | None = None
     """A draft model stops guessing when it is less sure than this. Default: the model's."""
     max_ngram_size: Annotated[int, Field(ge=1, le=MAX_NGRAM)] | None = None
-    """For prompt lookup: the longest run of tokens that is looked for. More than 8 is as 8. Default:
-    the model's."""
+    """For prompt lookup: the longest run of tokens that is looked for. More than 8 is as 8.
+    Default: the model's."""
 
 
 def only_value(what: str, given: Mapping[str, Any]) -> Any:
