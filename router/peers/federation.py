@@ -78,8 +78,9 @@ _KEPT_S: Final = 30.0
 here."""
 
 _RETURN_S: Final = 5.0
-"""How long after its last answer a request still waits for a peer that alone has the model. A
-machine that is busy or asleep may stand still for some seconds."""
+"""How long after its last answer a request still waits for a peer that alone has the model, and one
+that is there already for its answer. A machine that is busy or asleep may stand still for some
+seconds."""
 
 _LOOK_S: Final = 0.05
 
@@ -242,8 +243,11 @@ class Federation:
                 if target is None:
                     own = hashes(found.own[0].model_id)
                     return await self._here(request, handler, found, own)
+                return_s = partial(
+                    self._return_s, request, endpoint, body, directory, hashes, tried, target.link
+                )
                 return await self._there(
-                    request, endpoint, target, rank, asked, hashes, events, form
+                    request, endpoint, target, rank, asked, hashes, events, form, return_s
                 )
             except NothingCameError as nothing:
                 error = nothing.error
@@ -299,6 +303,7 @@ class Federation:
         hashes: "Hashes",
         events: EventStream,
         form: AnswerForm,
+        return_s: Callable[[], float],
     ) -> web.StreamResponse:
         link, model_id = target.link, target.model.model_id
         streams = form is AnswerForm.EVENTS
@@ -329,8 +334,9 @@ class Federation:
             self._answers.share(SMALL_ANSWER_BYTES) as held,
         ):
             try:
+                opening = opened(link, letter, held, return_s)
                 answer = await live.interruptible(
-                    self._within_time(request, endpoint, opened(link, letter, held), events, form)
+                    self._within_time(request, endpoint, opening, events, form)
                 )
                 live.first_output_s = time.monotonic()
                 if form is AnswerForm.FILE:
@@ -465,6 +471,27 @@ class Federation:
             and 0 <= now_s - link.seen_at_s < _RETURN_S
             for link in self.links.values()
         )
+
+    def _return_s(
+        self,
+        request: web.Request,
+        endpoint: Endpoint,
+        body: Mapping[str, Any],
+        directory: Directory,
+        hashes: "Hashes",
+        tried: set[str],
+        link: PeerLink,
+    ) -> float:
+        """Return for how long a request that a peer has not begun to answer waits for it while it
+        is lost: not if it is no peer any more, or if another machine may answer."""
+        if self.links.get(link.name) is not link:
+            return 0.0
+        directory = self._own.directory(directory, request[CONTEXT].grant)
+        try:
+            found = self._targets_now(request, endpoint, body, directory)
+        except LmxError:
+            return _RETURN_S
+        return 0.0 if self._best(found, hashes, directory, tried) else _RETURN_S
 
     def _targets_now(
         self,

@@ -7,7 +7,7 @@ Until the first byte of an answer has come, another machine may be asked instead
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -59,6 +59,7 @@ _FILE_SILENCE_S: Final = 1800.0
 """A file has no pings, and a slow machine takes long for a sentence."""
 
 _LOOK_S: Final = 1.0
+_RETURN_LOOK_S: Final = 0.05
 _IGNORED_HEADER: Final = "X-Lmx-Ignored"
 
 _ELSEWHERE: Final = NOT_LOADED | {
@@ -113,9 +114,14 @@ class Answer:
     first: bytes
 
 
-async def opened(link: PeerLink, letter: Letter, held: ByteShare) -> Answer:
+async def opened(
+    link: PeerLink, letter: Letter, held: ByteShare, return_s: Callable[[], float]
+) -> Answer:
     """Send a request to a peer and return its answer, once its first bytes have come; the whole of
     it if it is no stream, which is counted in ``held``. The caller closes its response.
+
+    ``return_s`` is called when the peer counts as lost, and returns for how long it may: then it
+    may have stood still for a moment, and still computes.
 
     Raises :class:`NothingCameError` if the peer does not answer, also once it counts as lost, and
     :class:`LmxError` for an error that another machine would have too, or QUEUE_FULL if there is no
@@ -124,9 +130,13 @@ async def opened(link: PeerLink, letter: Letter, held: ByteShare) -> Answer:
     work = asyncio.create_task(_answered(link, letter, held), name=f"peer {link.name}")
     lost = asyncio.create_task(link.lost.wait())
     try:
-        await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            return work.result()
+        while True:
+            await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done() and not await _returns(link, work, return_s()):
+                break
+            if work.done():
+                return work.result()
+            lost = asyncio.create_task(link.lost.wait())
     finally:
         lost.cancel()
         if not work.done():
@@ -135,6 +145,16 @@ async def opened(link: PeerLink, letter: Letter, held: ByteShare) -> Answer:
             if not work.cancelled() and work.exception() is None:
                 work.result().response.close()
     raise NothingCameError(unavailable(link))
+
+
+async def _returns(link: PeerLink, work: asyncio.Task[Answer], longest_s: float) -> bool:
+    """Return whether a lost peer answers again within ``longest_s``, this request or others."""
+    until_s = time.monotonic() + longest_s
+    while link.lost.is_set() and not work.done():
+        if time.monotonic() >= until_s:
+            return False
+        await asyncio.wait({work}, timeout=_RETURN_LOOK_S)
+    return True
 
 
 async def _answered(link: PeerLink, letter: Letter, held: ByteShare) -> Answer:

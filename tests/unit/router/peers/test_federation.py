@@ -809,6 +809,76 @@ async def test_a_request_waits_for_a_peer_that_was_there_a_moment_ago(
         assert (status, found["error"]["code"]) == (503, "peer_unavailable")
 
 
+async def test_a_peer_that_stood_still_for_a_moment_keeps_what_it_alone_can_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(federation_module, "_RETURN_S", 3600.0)
+    go, back, really = asyncio.Event(), asyncio.Event(), PeerLink._asked
+    asking: list[PeerLink] = []
+
+    async def slow(link: PeerLink) -> MachineState:
+        await back.wait()
+        asking.append(link)
+        try:
+            return await really(link)
+        finally:
+            asking.remove(link)
+
+    async def waits(stream: FakeStream) -> None:
+        await go.wait()
+        await answer(stream)
+
+    async with federation("abc", {"b": waits}) as (a, b, c):
+        await with_remote(b, a)
+        link = next(one for one in a.router.peers.links if one.name == "b")
+        monkeypatch.setattr(PeerLink, "_asked", slow)
+        back.set()
+        await asked(a)
+
+        async def not_begun(streams: int) -> tuple[asyncio.Task[Any], asyncio.Task[Any]]:
+            """Two requests that the peer has not begun to answer."""
+            go.clear()
+            await until(lambda: link.answers)
+            found = (
+                asyncio.create_task(a.chat_json(model=REMOTE)),
+                asyncio.create_task(a.chat_events(model=REMOTE)),
+            )
+            await until(lambda: len(b.worker.streams) == streams)
+            return found
+
+        async def lose() -> None:
+            back.clear()
+            await until(lambda: not asking)
+            link.lose("it stood still")
+
+        async def whole(calls: tuple[asyncio.Task[Any], asyncio.Task[Any]]) -> None:
+            assert (await calls[0])[1]["choices"][0]["message"]["content"] == "".join(TEXTS)
+            assert joined_text(await calls[1]) == "".join(TEXTS)
+
+        calls = await not_begun(2)
+        await lose()
+        assert not (await asyncio.wait(calls, timeout=0.3))[0]
+        back.set()
+        await until(lambda: link.answers)
+        go.set()
+        await whole(calls)
+        # What it answers though it still counts as lost is taken.
+        calls = await not_begun(4)
+        await lose()
+        go.set()
+        await whole(calls)
+        assert not link.answers
+        back.set()
+        # Where another machine can answer, it is asked at once.
+        calls = await not_begun(6)
+        await c.publish(ready(REMOTE, INSTANCE, created_s=1))
+        await asked(a)
+        await lose()
+        await whole(calls)
+        assert (len(b.worker.streams), len(c.worker.streams)) == (6, 2)
+        back.set()
+
+
 async def test_nobody_waits_for_a_peer_whose_certificate_cannot_be_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
