@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from lmx.protocol.messages.control import KillModel
 from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
 QUICKLY = {"tokens": 3}
@@ -45,7 +44,6 @@ def server() -> Iterator[Rig]:
     """A model for each way to end."""
     models = [
         *(scripted(n, stall_timeout_s=HANG_S if n == "hangs" else 3600) for n in CASES),
-        scripted("by_hand"),
         scripted("by_disk"),
         *(
             scripted(
@@ -61,7 +59,7 @@ def server() -> Iterator[Rig]:
     restart = {"max_failures": 1, "backoff_base_s": 0.2, "backoff_max_s": 0.4}
     config = {"models": models, "timing": timing, "restart": restart}
     with rig(config) as lmx:
-        for name in (*CASES, "by_hand", "by_disk"):
+        for name in (*CASES, "by_disk"):
             lmx.wait_state(name, "ready")
         yield lmx
 
@@ -74,7 +72,7 @@ def last_exit(lmx: Rig, model: str) -> dict[str, Any]:
     logged = [e for e in lmx.log_events("supervisor", "worker.exited") if e["model"] == model][-1]
     assert event.data["cause"] == logged["cause"] == last["cause"]
     assert line["exits"][last["cause"]] >= 1
-    assert abs(time.time() - last["at_s"]) < 60
+    assert abs(time.time() - last["at_s"]) < 3600
     return last
 
 
@@ -108,22 +106,6 @@ async def test_each_end_has_its_cause_and_its_code(server: Rig, model: str) -> N
         assert "no progress" in stream.errors[0]["message"]
         log = (server.home / "logs" / f"worker-{model}.log").read_text()
         assert "scripted_engine.py" in log and "in _hang" in log, "the stacks of a hung process"
-
-
-async def test_a_kill_from_outside_and_an_operators_are_distinguished(server: Rig) -> None:
-    async with http() as session:
-        for kill, code, cause in (
-            (lambda pid: server.ask(KillModel("by_hand")), "worker_killed", "killed"),
-            (lambda pid: os.kill(pid, signal.SIGKILL), "worker_crashed", "signal"),
-        ):
-            line = await asyncio.to_thread(server.wait_state, "by_hand", "ready")
-            stream = Stream(session, server.url, ask("by_hand", {"tokens": 500, "step_s": 0.02}))
-            await stream.has_text(5)
-            await asyncio.to_thread(kill, line["pid"])
-            await stream.ended()
-            assert [error["code"] for error in stream.errors] == [code]
-            last = await asyncio.to_thread(last_exit, server, "by_hand")
-            assert last["cause"] == cause, last
 
 
 async def test_a_disk_that_takes_nothing_is_reported_and_passes_by_itself(server: Rig) -> None:

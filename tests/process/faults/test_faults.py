@@ -78,6 +78,7 @@ async def test_a_crash_is_one_error_event_and_nothing_to_the_others(lmx: Rig) ->
     after = await asyncio.to_thread(lmx.wait_state, "alpha", "ready")
     assert after["pid"] != before["alpha"]["pid"]
     assert after["restarts"] == before["alpha"]["restarts"] + 1
+    assert after["last_exit"]["cause"] == "signal"
     status = lmx.status()
     assert status["router"]["pid"] == router
     assert lmx.worker("beta")["pid"] == before["beta"]["pid"]
@@ -130,6 +131,10 @@ async def test_kill_by_hand_works_at_once_on_a_hung_model(lmx: Rig) -> None:
         assert [error["code"] for error in hung.errors] == ["worker_killed"]
     second = lmx.wait_state("patient", "ready")
     assert second["pid"] != first["pid"]
+    assert (second["last_exit"]["cause"], second["exits"]["killed"]) == ("killed", 1)
+    assert [e.data["cause"] for e in lmx.events("worker.exited") if e.model_id == "patient"] == [
+        "killed"
+    ]
     assert lmx.status()["router"]["pid"] == router
     lmx.ask(UnloadModel("patient"))
     lmx.wait_state("patient", "cold")

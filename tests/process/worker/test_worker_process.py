@@ -458,15 +458,6 @@ def test_a_worker_that_is_to_go_right_after_the_answer_says_so_at_once(start: St
     assert (beat.keep_alive_s, beat.rows, beat.queued) == (0, 0, 0)
 
 
-def test_a_prompt_beyond_the_context_is_refused(start: Start) -> None:
-    peer = start(engine_options={"context_length": 5}).loaded()
-    peer.say(ask())
-    refused = peer.answer(Refused, 1)
-    assert (refused.code, refused.param) == (ErrorCode.CONTEXT_LENGTH_EXCEEDED, "messages")
-    assert "14" in refused.message
-    assert "5" in refused.message
-
-
 def test_drain_if_idle_is_refused_while_busy(start: Start) -> None:
     peer = start().loaded()
     peer.say(ask(**ENDLESS))
@@ -732,15 +723,13 @@ def test_a_bad_spec_is_reported_on_stderr(given: bytes) -> None:
 TRAP = (
     "{% if messages[0].content == 'loop' %}"
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    "{% elif messages[0].content == 'eat' %}{{ 'x' * 4000000000 }}{% endif %}"
+    "{% endif %}"
     "<|user|>{{ messages[0].content }}<|end|><|assistant|>"
 )
 
 
 @pytest.mark.engine
-def test_a_template_that_loops_or_eats_memory_fails_its_request_alone(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_template_that_loops_fails_its_request_alone(start: Start, tmp_path: Path) -> None:
     from tests.support.models.tiny_models import make_tiny_model
 
     folder = make_tiny_model(tmp_path / "m", "llama")
@@ -763,15 +752,12 @@ def test_a_template_that_loops_or_eats_memory_fails_its_request_alone(
 
     generate(1, "a long one", 300)
     peer.answer(Accepted, 1)
-    for stream_id, (content, says) in enumerate(
-        (("loop", "after 4 s"), ("eat", "1024 MiB of memory")), start=2
-    ):
-        generate(stream_id, content, 3)
-        generate(stream_id + 10, "behind it", 3)
-        refused = peer.answer(Refused, stream_id)
-        assert (refused.code, refused.param) == (ErrorCode.CHAT_TEMPLATE_FAILED, "messages")
-        assert says in refused.message and "chat template" in refused.message
-        peer.answer(Finished, stream_id + 10)
+    generate(2, "loop", 3)
+    generate(3, "behind it", 3)
+    refused = peer.answer(Refused, 2)
+    assert (refused.code, refused.param) == (ErrorCode.CHAT_TEMPLATE_FAILED, "messages")
+    assert "after 4 s" in refused.message and "chat template" in refused.message
+    peer.answer(Finished, 3)
     peer.answer(Finished, 1)
     worker.process.terminate()
     assert worker.exit_status() == 0
