@@ -21,6 +21,8 @@ MOST_BYTES: Final = 1024 * 1024
 
 _MOST_MODELS: Final = 500
 _MOST_HASHES: Final = 2048
+_MOST_HASHES_TOGETHER: Final = 32 * _MOST_HASHES
+"""Of all models: as text they are two thirds of ``MOST_BYTES``."""
 _MOST_COUNT: Final = 10**6
 _MOST_BYTES_OF_MEMORY: Final = 2**50
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
@@ -96,9 +98,10 @@ class MachineState:
         return found or next((one for one in self.models if name in one.aliases), None)
 
 
-def prefixes_text(held: Collection[int]) -> str:
-    """Return hashes as :attr:`OfferedModel.prefixes` has them."""
-    some = list(islice(held, _MOST_HASHES))
+def prefixes_text(held: Collection[int], models: int) -> str:
+    """Return hashes as :attr:`OfferedModel.prefixes` has them, as many as there is room for where
+    so many models have some."""
+    some = list(islice(held, min(_MOST_HASHES, _MOST_HASHES_TOGETHER // max(models, 1))))
     return base64.b64encode(struct.pack(f">{len(some)}Q", *some)).decode()
 
 

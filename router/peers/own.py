@@ -105,7 +105,7 @@ class OwnMachine:
             offered(view),
             running=running.get(view.base or view.model_id, 0),
             tokens_per_s=self._speed(view.model_id),
-            prefixes=prefixes_text(self.held(view)),
+            prefixes=prefixes_text(self.held(view), len(self._books)),
         )
 
 

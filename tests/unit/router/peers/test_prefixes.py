@@ -2,10 +2,16 @@
 
 from typing import Any
 
+import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmx.protocol.messages.snapshot import Snapshot
+from lmx.router.peers.machine import MOST_BYTES, written
+from lmx.router.peers.own import OwnMachine
 from lmx.router.peers.prefixes import BLOCK_BYTES, PrefixBook, beginning, chain, longest
+from lmx.router.supervisor.directory import Directory
+from tests.support.fakes.fake_peers import ready
 
 
 def talk(*texts: str, **fields: Any) -> dict[str, Any]:
@@ -78,3 +84,16 @@ def test_a_beginning_is_never_taken_for_longer_than_it_is(texts: list[str], cut:
     book.add(part, 0.0)
     found = longest(whole, book.held)
     assert whole[:found] == part[:found]
+
+
+def test_the_hashes_of_many_models_leave_room_for_the_rest() -> None:
+    models = [ready(f"org/model-{n}", f"{n:08x}") for n in range(60)]
+    directory = Directory.of(Snapshot("e", 1, None, tuple(models)))
+    own = OwnMachine("a", "1", lambda: directory, lambda: True, dict, lambda _: None)
+    for each, model in enumerate(models):
+        for number in range(80):
+            at = (each * 80 + number) * 1000
+            own.note(model.model_id, range(at, at + 1000))
+    state = written(own.state(), None)
+    assert min(len(one["prefixes"]) for one in state["models"]) > 10_000, "each has its share"
+    assert len(orjson.dumps(state)) < MOST_BYTES
