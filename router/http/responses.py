@@ -3,6 +3,7 @@
 It also holds the base class of those answers and the units of their sizes.
 """
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
@@ -51,6 +52,8 @@ _MIB: Final = 1024**2
 
 
 _PIECE_BYTES: Final = 256 * 1024
+_NEVER_WAITS_BYTES: Final = 32 * 1024
+"""This much is written into an empty buffer without waiting: asyncio's own limit is twice it."""
 
 
 class _Pieces(Payload):
@@ -79,6 +82,12 @@ def in_pieces(whole: bytes) -> Iterator[memoryview]:
     view = memoryview(whole)
     for begin in range(0, len(view), _PIECE_BYTES):
         yield view[begin : begin + _PIECE_BYTES]
+
+
+def takes_at_once(transport: asyncio.Transport, size_bytes: int) -> bool:
+    """Return whether a write of this size does not wait, so that it needs no deadline: its client
+    has taken what was written before."""
+    return size_bytes < _NEVER_WAITS_BYTES and not transport.get_write_buffer_size()
 
 
 def succeeded(message: str) -> web.Response:

@@ -17,16 +17,13 @@ from lmx.router.event_loop import yield_to_loop
 from lmx.router.http import access
 from lmx.router.http.endpoint import family_of
 from lmx.router.http.outcome import CONTEXT, RECORD, outcome_record
-from lmx.router.http.responses import in_pieces
+from lmx.router.http.responses import in_pieces, takes_at_once
 
 EVENT_STREAM: Final = web.RequestKey("event_stream", bool)
 """Whether a request is answered by whole events, with one or more of them in each write."""
 
 OPENED: Final = web.RequestKey("opened", web.StreamResponse)
 """The response to a request that is open before anything has begun to answer it."""
-
-_NEVER_WAITS_BYTES: Final = 32 * 1024
-"""This much is written into an empty buffer without waiting: asyncio's own limit is twice it."""
 
 _HEADERS: Final = {
     "Cache-Control": "no-cache",
@@ -108,11 +105,7 @@ class EventStream:
         nothing any more; its connection has been dropped then.
         """
         transport = self._request.transport
-        if (
-            transport is not None
-            and not transport.get_write_buffer_size()
-            and len(events) < _NEVER_WAITS_BYTES
-        ):
+        if transport is not None and takes_at_once(transport, len(events)):
             # The reader keeps up, so this write can't wait and needs no deadline: a timer for
             # every token was a tenth of the router's work.
             await self.response.write(events)

@@ -50,8 +50,9 @@ INTERVAL_S: Final = 1.0
 """The least time between two comments."""
 
 _LARGE_BYTES: Final = 64 * 1024
-_GATHER_WAIT_S: Final = 60.0
-"""How long one wait for more of an answer that does not stream lasts; then the next begins."""
+MORE_WAIT_S: Final = 60.0
+"""How long one wait for more of an answer lasts, where nobody needs a ping; then the next
+begins."""
 
 _log = structlog.get_logger()
 
@@ -231,7 +232,7 @@ async def gather(reply: Reply) -> bytes:
         async with AsyncExitStack() as opened:
             source = await reply.open(opened)
             source.relay_to(collect)
-            while (await reply.next_batch(source, _GATHER_WAIT_S)).finished is None:
+            while (await reply.next_batch(source, MORE_WAIT_S)).finished is None:
                 pass
     return reply.job.answer
 
@@ -270,7 +271,7 @@ async def _answer_stream(
             beginning = writer.first()
             relay = Relay(source, reply, writer)
             if forwarded:
-                while not (events_of_first := await relay.next_events(_GATHER_WAIT_S)):
+                while not (events_of_first := await relay.next_events(MORE_WAIT_S)):
                     pass
                 beginning += events_of_first
             if not events.is_open:

@@ -6,7 +6,6 @@ the request has ended, and cut off a large answer that its client still reads.
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
 
 import structlog
 from aiohttp import web
@@ -14,9 +13,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 
 from lmx.protocol.errors import ErrorCode, GenerationError
-
-_NEVER_WAITS_BYTES: Final = 32 * 1024
-"""This much is written into an empty buffer without waiting: asyncio's own limit is twice it."""
+from lmx.router.http.responses import takes_at_once
 
 _log = structlog.get_logger()
 
@@ -35,8 +32,7 @@ async def send_response(
         return  # Where the client has left, aiohttp finds out again, and ends the connection.
     writer = await response.prepare(request)
     body = response.body
-    is_small = not isinstance(body, Payload) and len(body or b"") < _NEVER_WAITS_BYTES
-    if is_small and not transport.get_write_buffer_size():
+    if not isinstance(body, Payload) and takes_at_once(transport, len(body or b"")):
         await response.write_eof()
         if not transport.get_write_buffer_size():
             return

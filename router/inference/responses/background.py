@@ -4,7 +4,7 @@ that their clients may leave and come back to."""
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
-from typing import Any, Final
+from typing import Any
 
 from aiohttp import web
 
@@ -13,14 +13,11 @@ from lmx.router.http.endpoint import family_of
 from lmx.router.http.errors import internal_error
 from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.sse import EventStream
-from lmx.router.inference.answering import Plan, Relay, Reply, begin, detach, gather
+from lmx.router.inference.answering import MORE_WAIT_S, Plan, Relay, Reply, begin, detach, gather
 from lmx.router.jobs.event_logs import EventLog, EventLogs
 from lmx.router.jobs.job import Job
 from lmx.router.rendering.answer_format import EventWriter
 from lmx.router.services import SERVICES
-
-_WAIT_S: Final = 60.0
-"""How long one wait for more of an answer lasts; then the next begins."""
 
 
 async def begin_answer(request: web.Request, plan: Plan, *, stream: bool) -> Job:
@@ -80,7 +77,7 @@ async def _log_events(
             writer = reply.writer()
             log.add(writer.first())
             relay = Relay(source, reply, writer)
-            while (events := await relay.next_events(_WAIT_S)) is not None:
+            while (events := await relay.next_events(MORE_WAIT_S)) is not None:
                 log.add(events)
     except LmxError as error:
         lost = error
