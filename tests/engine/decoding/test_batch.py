@@ -294,7 +294,8 @@ def test_a_step_lasts_as_long_as_its_chunk(real: EngineRunner) -> None:
     # What comes between a step's beginning and end makes it longer, never shorter.
     for prompt in ("one two three", "four five six", "seven eight nine"):
         other = real.admit("a", GREEDY, 100)
-        real.until(lambda other=other: real.tokens[other])
+        while not real.tokens[other]:
+            real.step()
         row = real.admit(prompt, GREEDY, 2)
         took_s = []
         while row not in real.started:
