@@ -35,7 +35,9 @@ from tests.support.models.tiny_encoders import (
     SEP,
     PlainBert,
     add_sentence_transformers,
+    change_weights,
     make_bert,
+    make_modernbert,
     make_qwen3,
 )
 from tests.support.rigs.device import near
@@ -116,6 +118,30 @@ def test_a_causal_model_takes_the_last_token(tmp_path: Path) -> None:
         ids = mx.array([tokens_of(text)[1:-1]])
         expected.append(unit(np.array(chat_model.language_model.model(ids))[0, -1]))
     np.testing.assert_allclose(embed(loaded(folder), *TEXTS), expected, atol=near(1e-5))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [(mx.bfloat16, 1.0), (mx.float16, 1.0), (mx.float16, 1000.0)]
+)
+def test_vectors_of_16_bit_weights_have_length_1(
+    tmp_path: Path, dtype: mx.Dtype, scale: float
+) -> None:
+    def scaled(name: str, one: mx.array) -> mx.array:
+        return one * scale if name == "model.norm.weight" else one
+
+    folder = add_sentence_transformers(make_qwen3(tmp_path / "m"), "lasttoken")
+    expected = embed(loaded(folder), *TEXTS)
+    vectors = embed(loaded(change_weights(folder, dtype, scaled)), *TEXTS)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=near(1e-6))
+    assert (vectors * expected).sum(1).min() > 0.99
+
+
+def test_padding_that_sees_only_padding_does_no_harm_in_float16(tmp_path: Path) -> None:
+    folder = make_modernbert(tmp_path / "m")
+    engine = loaded(change_weights(add_sentence_transformers(folder), mx.float16))
+    together = embed(engine, "a", "x" * 40)
+    alone = [embed(engine, text)[0] for text in ("a", "x" * 40)]
+    np.testing.assert_allclose(together, alone, atol=0.01)
 
 
 @pytest.mark.parametrize("make", [make_bert, make_qwen3])

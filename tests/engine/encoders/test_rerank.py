@@ -1,11 +1,13 @@
 """Rerank models. No real cross-encoder can be had without a model hub: these have random weights,
 and are compared with a plain forward pass."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_vlm.utils import load
@@ -16,14 +18,18 @@ from lmx.protocol.states import ModelKind
 from lmx.worker.engine.interfaces import Engine
 from lmx.worker.engine.values import TaskPlan
 from lmx.worker.mlx.encoders import encoder
+from lmx.worker.mlx.encoders import rerank as reranking
 from tests.support.models.tiny_encoders import (
     CLS,
     SEP,
     PlainBert,
+    change_weights,
     make_bert,
+    make_modernbert,
     make_qwen3,
     make_tokenizer,
 )
+from tests.support.rigs.device import near
 from tests.support.rigs.engine_rig import task_engine
 
 DOCUMENTS = ("short", "a longer document", "é")
@@ -114,6 +120,36 @@ def test_qwen3_says_how_much_likelier_yes_is(tmp_path: Path) -> None:
     assert len(set(np.round(expected, 3))) == len(DOCUMENTS)
 
 
+def test_high_scores_of_16_bit_weights_differ(tmp_path: Path) -> None:
+    def raised(name: str, one: mx.array) -> mx.array:
+        return one + 8 if name == "classifier.bias" else one
+
+    folder = make_bert(tmp_path, labels=1)
+    low = rerank(loaded(folder), *DOCUMENTS)
+    scores = rerank(loaded(change_weights(folder, mx.bfloat16, raised)), *DOCUMENTS)
+    assert all(0.99 < score < 1 for score in scores)
+    assert np.argsort(scores).tolist() == np.argsort(low).tolist()
+
+
+@pytest.mark.parametrize(
+    "quantization", [None, {"bits": 4}, {"bits": 4, "group_size": 32, "mode": "mxfp4"}]
+)
+@pytest.mark.parametrize("make", [lambda: nn.Linear(64, 300), lambda: nn.Embedding(300, 64)])
+def test_a_judge_computes_two_logits_of_its_head_in_32_bits(
+    make: Callable[[], Any], quantization: dict[str, Any] | None
+) -> None:
+    mx.random.seed(0)
+    head = make()
+    head.set_dtype(mx.bfloat16)
+    if quantization is not None:
+        head = head.to_quantized(**quantization)
+    hidden = mx.random.normal((2, 64)).astype(mx.bfloat16)
+    whole = getattr(head, "as_linear", head)(hidden.astype(mx.float32))
+    logits = reranking._float32_logits(head, hidden, [290, 7])
+    assert logits.dtype == mx.float32
+    np.testing.assert_allclose(logits, whole[:, mx.array([290, 7])], atol=near(1e-5))
+
+
 def test_a_document_cannot_end_its_own_turn(tmp_path: Path) -> None:
     engine = loaded(make_qwen3(tmp_path))
     plan: Any = engine.tasks.plan(Rerank(7, "r", 9.0, "q", ("a<|im_end|>b",)))
@@ -151,6 +187,12 @@ def test_a_text_that_cannot_fit_is_not_tokenized(tmp_path: Path, document: str, 
     with pytest.raises(RequestError, match="2000000 characters") as caught:
         rerank(loaded(make_bert(tmp_path, labels=1)), document, query=query)
     assert caught.value.param == param
+
+
+def test_padding_that_sees_only_padding_does_no_harm_in_float16(tmp_path: Path) -> None:
+    engine = loaded(change_weights(make_modernbert(tmp_path, labels=1), mx.float16))
+    together = rerank(engine, "a", "x" * 40)
+    assert together == pytest.approx([rerank(engine, one)[0] for one in ("a", "x" * 40)], abs=0.01)
 
 
 @pytest.mark.parametrize("make", [lambda path: make_bert(path, labels=1), make_qwen3])

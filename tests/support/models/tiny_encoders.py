@@ -6,10 +6,11 @@ for the files of sentence-transformers.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import mlx.core as mx
 import numpy as np
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -82,6 +83,55 @@ def make_qwen3(folder: Path, *, seed: int = 0, **config: Any) -> Path:
         **config,
     }
     return _write(folder, values, weights, pairs=False)
+
+
+def make_modernbert(folder: Path, *, labels: int | None = None, seed: int = 0) -> Path:
+    """Write a ModernBERT of three layers, of which two see 4 tokens before and after their own."""
+    random = np.random.default_rng(seed)
+    weights = {
+        "embeddings.tok_embeddings.weight": _normal(random, _VOCABULARY, HIDDEN),
+        "embeddings.norm.weight": np.ones(HIDDEN, "f4"),
+        "final_norm.weight": np.ones(HIDDEN, "f4"),
+    }
+    for layer in range(3):
+        name = f"layers.{layer}"
+        for part in ("attn_norm", "mlp_norm")[layer == 0 :]:
+            weights[f"{name}.{part}.weight"] = np.ones(HIDDEN, "f4")
+        weights[f"{name}.attn.Wqkv.weight"] = _normal(random, 3 * HIDDEN, HIDDEN)
+        weights[f"{name}.attn.Wo.weight"] = _normal(random, HIDDEN, HIDDEN)
+        weights[f"{name}.mlp.Wi.weight"] = _normal(random, 2 * 48, HIDDEN)
+        weights[f"{name}.mlp.Wo.weight"] = _normal(random, HIDDEN, 48)
+    if labels:
+        weights["head.dense.weight"] = _normal(random, HIDDEN, HIDDEN)
+        weights["head.norm.weight"] = np.ones(HIDDEN, "f4")
+        weights["classifier.weight"] = _normal(random, labels, HIDDEN)
+        weights["classifier.bias"] = _normal(random, labels)
+    values = {
+        "model_type": "modernbert",
+        "architectures": ["ModernBertForSequenceClassification" if labels else "ModernBertModel"],
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": 3,
+        "num_attention_heads": _HEADS,
+        "intermediate_size": 48,
+        "max_position_embeddings": POSITIONS,
+        "local_attention": 8,
+        "vocab_size": _VOCABULARY,
+        "pad_token_id": PAD,
+        **({"num_labels": labels} if labels else {}),
+    }
+    return _write(folder, values, weights, pairs=True)
+
+
+def change_weights(
+    folder: Path, dtype: mx.Dtype, change: Callable[[str, mx.array], mx.array] = lambda _, one: one
+) -> Path:
+    """Write the weights in another type, each after a change of it."""
+    file = str(folder / "model.safetensors")
+    weights = cast("dict[str, mx.array]", mx.load(file))
+    changed = {name: change(name, one).astype(dtype) for name, one in weights.items()}
+    mx.eval(changed)
+    mx.save_safetensors(file, changed, {"format": "mlx"})
+    return folder
 
 
 def add_sentence_transformers(

@@ -44,6 +44,7 @@ BOTH_WAYS = "worker/mlx/media/bidirectional_mask.py"
 ENCODING = "worker/mlx/media/encoding.py"
 MARKERS = "worker/mlx/media/markers.py"
 PROCESSOR = "worker/mlx/media/processor.py"
+EMBEDDING = "worker/mlx/encoders/embedding.py"
 GUARD = "worker/mlx/model/guard.py"
 IMPORTS = "worker/mlx/library_imports.py"
 NEEDS = "worker/mlx/media/processor.py"
@@ -208,6 +209,23 @@ PARTS: dict[str, Sequence[Part]] = {
             (VLM_PATCHES,),
             "letting a text without pictures pass over these layers: lmx replaces it",
             ("self", "hidden_states", "cross_attention_states")),
+        Part(
+            "mlx_vlm.models.modernbert.modernbert:Model._masks", (VLM_PATCHES,),
+            "masks that are finite in float16: lmx replaces it",
+            ("self", "attention_mask", "dtype")),
+        *(
+            Part(
+                f"mlx_vlm.models.{name}.{name}:normalize_embeddings",
+                (EMBEDDING,),
+                "normalizing vectors in 32 bits: lmx replaces it",
+                ("embeddings",),
+            )
+            for name in (
+                *("bert", "embedding_gemma2", "gemma3_embedding", "lfm2_embedding"),
+                *("llama_bidirec", "ministral3_embedding", "modernbert", "qwen3_embedding"),
+                "xlm_roberta",
+            )
+        ),
         *(
             Part(
                 f"mlx_vlm.models.{name}.{name}:Model.get_input_embeddings",

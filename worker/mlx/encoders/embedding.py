@@ -1,5 +1,6 @@
 """The engine of embedding models."""
 
+import sys
 from array import array
 from collections.abc import Sequence
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx_vlm.embedding_loader import load_embedding_model
-from mlx_vlm.models.pooling import pool_by_config
+from mlx_vlm.models.pooling import normalize_embeddings, pool_by_config
 
 from lmx.protocol.errors import ErrorCode, OperationError, RequestError
 from lmx.protocol.messages.specs import WorkerSpec
@@ -28,6 +29,7 @@ from lmx.worker.mlx.encoders.encoder import (
     tokenized_at_once,
 )
 from lmx.worker.mlx.encoders.folder import EncoderSettings
+from lmx.worker.mlx.model.patches.mlx_vlm import patch_mlx_vlm
 from lmx.worker.mlx.model.token_text import check_tokens
 
 
@@ -42,7 +44,19 @@ def load_embedder(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
 def _read_model(folder: Path, settings: EncoderSettings) -> Any:
     model = load_embedding_model(folder, lazy=True, trust_remote_code=False)
     model.pooling_config = settings.pooling
+    patch_mlx_vlm(model)
+    # Each class has imported the function under this name.
+    space: Any = sys.modules[type(model).__module__]
+    if hasattr(space, "normalize_embeddings"):
+        space.normalize_embeddings = _normalized
     return model
+
+
+def _normalized(vectors: mx.array) -> mx.array:
+    """Normalize in 32 bits whatever the weights are: the squares of float16 numbers overflow, and
+    in bfloat16 no length is exactly 1."""
+    normalized: mx.array = normalize_embeddings(vectors.astype(mx.float32))
+    return normalized
 
 
 class MlxEmbedder:

@@ -29,6 +29,7 @@ from lmx.worker.mlx.encoders.encoder import (
 )
 from lmx.worker.mlx.encoders.folder import EncoderSettings
 from lmx.worker.mlx.model.library import open_checkpoint
+from lmx.worker.mlx.model.patches.mlx_vlm import patch_mlx_vlm
 
 # The form in which Qwen3-Reranker was trained; the question is its makers' general one.
 _BEFORE: Final = (
@@ -80,7 +81,9 @@ def _is_judge(folder: Path) -> bool:
 def _read_model(folder: Path, settings: EncoderSettings) -> Any:
     if _is_judge(folder):
         return open_checkpoint(folder).model
-    return load_sequence_classification_model(folder, lazy=True)
+    model = load_sequence_classification_model(folder, lazy=True)
+    patch_mlx_vlm(model)
+    return model
 
 
 class MlxReranker:
@@ -108,10 +111,11 @@ class MlxReranker:
         self, stream_id: int, indexes: Sequence[int], rows: _Rows, types: _Rows | None
     ) -> Scores:
         """Compute the scores of some documents."""
-        logits = self._form.score(rows, types)
+        # In 16 bits the sigmoid of all large scores is exactly 1, and nothing ranks them.
+        logits = self._form.score(rows, types).astype(mx.float32)
         if self._form.sigmoid:
             logits = mx.sigmoid(logits)
-        scores = cast("list[float]", logits.astype(mx.float32).tolist())
+        scores = cast("list[float]", logits.tolist())
         if not all(map(math.isfinite, scores)):
             raise ArithmeticError("a score is not finite")
         return Scores(stream_id, tuple(indexes), tuple(scores))
@@ -201,7 +205,7 @@ class _Judge:
         self._inputs = EncoderInputs(encoder)
         self._before = self._encode(_BEFORE)
         self._after = self._encode(_AFTER)
-        self._yes, self._no = self._encode("yes")[-1], self._encode("no")[-1]
+        self._yes_no = [self._encode("yes")[-1], self._encode("no")[-1]]
 
     def pairs(self, queries: Sequence[str], documents: Sequence[str]) -> tuple[_Rows, _Rows | None]:
         bodies = (
@@ -224,9 +228,27 @@ class _Judge:
             hidden = layer(hidden, "causal", None)
         last = mx.array([len(row) - 1 for row in rows])
         hidden = inner.norm(hidden[mx.arange(len(rows)), last])
-        head = getattr(self._model, "lm_head", None) or inner.embed_tokens.as_linear
-        logits: mx.array = head(hidden)
-        return logits[:, self._yes] - logits[:, self._no]
+        head = getattr(self._model, "lm_head", None) or inner.embed_tokens
+        logits = _float32_logits(head, hidden, self._yes_no)
+        return logits[:, 0] - logits[:, 1]
 
     def _encode(self, text: str, **options: Any) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False, **options))
+
+
+def _float32_logits(head: Any, hidden: mx.array, ids: Sequence[int]) -> mx.array:
+    """Return the logits of a few tokens alone. In 16 bits the difference of two large ones would
+    have few digits, and a copy of the whole head in 32 bits would take gigabytes."""
+    rows = mx.array(ids)
+    parts: dict[str, mx.array] = {
+        name: part[rows].astype(mx.float32)
+        if mx.issubdtype(part.dtype, mx.floating)
+        else part[rows]
+        for name, part in head.parameters().items()
+    }
+    weight = parts["weight"]
+    if "scales" in parts:
+        weight = mx.dequantize(
+            weight, parts["scales"], parts.get("biases"), head.group_size, head.bits, head.mode
+        )
+    return hidden.astype(mx.float32) @ weight.astype(mx.float32).T + parts.get("bias", 0)

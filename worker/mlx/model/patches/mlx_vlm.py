@@ -125,6 +125,20 @@ def _pass_over(layer: Any, hidden_states: mx.array, **seen: Any) -> mx.array:
     return hidden_states
 
 
+def _patch_modernbert(model: Any) -> None:
+    """ModernBERT in float16: what masks a token out is -1e9, which becomes -inf. Padding that sees
+    nothing but padding in its window is then no number, and after the next layer nothing is one."""
+    plain = type(model)
+
+    def finite(patched: Any, attention_mask: mx.array, dtype: mx.Dtype) -> tuple[mx.array, ...]:
+        least = mx.array(mx.finfo(dtype).min, dtype)
+        return tuple(
+            mx.maximum(mask, least) for mask in plain._masks(patched, attention_mask, dtype)
+        )
+
+    replace_methods(model, _masks=finite)
+
+
 def _reset_rope_deltas(model: Any) -> None:
     """Classes that keep rope deltas from one call to the next. In Cohere Compass and the kinds of
     GLM-4V and GLM-OCR, they are those of the picture or the rows that were computed last, and the
@@ -164,6 +178,7 @@ _PATCHES: Final[Mapping[str, Callable[[Any], None]]] = {
     "glm_ocr": _patch_glm_ocr,
     "hy_v4": _patch_hy_v4,
     "mllama": _patch_mllama,
+    "modernbert": _patch_modernbert,
     "paddleocr_vl": _reset_rope_deltas,
     "qwen3_omni_moe": patch_qwen3_omni,
 }
