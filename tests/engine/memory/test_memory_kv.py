@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -41,6 +42,16 @@ def test_counted_is_what_is_held(tmp_path: Path, kind: str, dtype: str) -> None:
 )
 def test_counted_is_what_is_held_by_a_class_of_mlx_lm(tmp_path: Path, model_type: str) -> None:
     folder = make_text_model(tmp_path, model_type)
+    found = estimate(folder, read_checkpoint_config(folder), ModelKind.CHAT)
+    counted = kv_bytes(found.kv_layers, TOKENS)
+    assert counted == pytest.approx(_held(folder), rel=0.02)
+
+
+@pytest.mark.parametrize("loops", [{"num_loops": 2}, {"loop_loss_weights": [0.5, 0.2]}])
+def test_each_loop_of_a_model_holds_what_is_counted(tmp_path: Path, loops: dict[str, Any]) -> None:
+    folder = make_text_model(tmp_path, "nanbeige")
+    config = read_checkpoint_config(folder).whole
+    (folder / "config.json").write_text(json.dumps({**config, **loops}))
     found = estimate(folder, read_checkpoint_config(folder), ModelKind.CHAT)
     counted = kv_bytes(found.kv_layers, TOKENS)
     assert counted == pytest.approx(_held(folder), rel=0.02)

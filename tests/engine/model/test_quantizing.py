@@ -1,6 +1,7 @@
 """Quantizing of tiny models, and the measure of it."""
 
 import errno
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,6 +82,14 @@ def test_the_measure_is_that_of_all_layers_at_once(tmp_path: Path) -> None:
     logits = forward.prompt(ids, forward.new_cache(), forward.embed(ids))[0, :-1]
     losses = mx.logsumexp(logits, axis=-1) - mx.take_along_axis(logits, ids[0, 1:, None], -1)[:, 0]
     assert measured == pytest.approx(mx.exp(losses.mean()).item(), rel=1e-4)
+
+
+def test_a_model_that_runs_its_layers_twice_keeps_their_weights(tmp_path: Path) -> None:
+    folder = make_text_model(tmp_path, "nanbeige")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_loops": 2}))
+    # A random model is as good as a guess.
+    assert 0.5 * VOCABULARY < perplexity(folder, quiet)[0] < 2 * VOCABULARY
 
 
 def test_the_eyes_of_a_model_stay_as_they_are(tmp_path: Path) -> None:

@@ -56,6 +56,9 @@ _GROUPED_LINEAR: Final = frozenset({"bailing_hybrid", "bailing_moe_linear", "bai
 _LOOPING: Final = "iquestloopcoder"
 """Its layers run twice, the second time with a window."""
 
+_REPEATING: Final = "nanbeige"
+"""Its layers run as many times as its configuration says."""
+
 _EXPAND: Final = frozenset(
     {
         *("deepseek_v2", "deepseek_vl_v2", "deepseekocr", "deepseekocr_2", "kimi_vl"),
@@ -271,11 +274,22 @@ def _holdings(config: CheckpointConfig, types: set[str]) -> Sequence[_Holds]:
         named = [*named, *named]
     if _LOOPING in types:
         named = [*named, *([_Holds.WINDOW] * len(named))]
-    # A model that thinks in cycles goes through its layers again and again.
-    named = named * (count(text, "H_cycles") * (count(text, "L_cycles") + 1) or 1)
+    named = named * _rounds(text, types, len(named))
     # The last layers use the caches of others.
     shared = count(text, "num_kv_shared_layers", "num_kv_reuse_layers")
     return named[: len(named) - shared] if shared < len(named) else named
+
+
+def _rounds(text: Section, types: set[str], layers: int) -> int:
+    """Return how often a model goes through its layers, each time with caches of their own."""
+    rounds = count(text, "H_cycles") * (count(text, "L_cycles") + 1)
+    if _REPEATING in types:
+        weights = text.get("loop_loss_weights")
+        further = len(weights) if isinstance(weights, list) else 0
+        rounds = further + 1 if further else count(text, "num_loops")
+    if rounds * layers > _MOST_LAYERS:
+        raise ValueError(f"{rounds} rounds through {layers} layers")
+    return max(1, rounds)
 
 
 def _named(text: Section, types: set[str], layers: int) -> list[_Holds]:

@@ -37,10 +37,14 @@ def perplexity(folder: Path, advanced: Callable[[float], None]) -> tuple[float, 
     ids = checkpoint.tokenizer.encode(PASSAGE)[:most]
     if not on_gpu():
         _in_float32(checkpoint.model, text=checkpoint.library == "mlx-lm")
-    _release_layers(getattr(checkpoint.forward.language_model, "layers", None), advanced)
-    tokens = mx.array([ids])
     forward = checkpoint.forward
-    logits = forward.prompt(tokens, forward.new_cache(), forward.embed(tokens))[0]
+    cache = forward.new_cache()
+    layers = getattr(forward.language_model, "layers", None)
+    # A layer with several caches computes several times.
+    if isinstance(layers, list) and len(cache) <= len({*map(id, layers)}) == len(layers):
+        _release_layers(layers, advanced)
+    tokens = mx.array([ids])
+    logits = forward.prompt(tokens, cache, forward.embed(tokens))[0]
     mx.eval(logits)
     loss = 0.0
     for begin in range(0, len(ids) - 1, _SLICE_TOKENS):
@@ -67,10 +71,8 @@ def _in_float32(model: Any, *, text: bool) -> None:
     model.update(tree_map(widened, model.parameters()))
 
 
-def _release_layers(layers: Any, advanced: Callable[[float], None]) -> None:
+def _release_layers(layers: list[Any], advanced: Callable[[float], None]) -> None:
     """Have each layer compute at once, and then let go of its weights. It computes only once."""
-    if not isinstance(layers, list) or len({*map(id, layers)}) < len(layers):
-        return
     for number, layer in enumerate(layers, 1):
         layer.__class__ = _releasing(type(layer), number / len(layers), advanced)
 
