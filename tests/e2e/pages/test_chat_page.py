@@ -520,8 +520,14 @@ async def test_a_browser_that_does_not_open_what_it_keeps(page: Page, origin: st
     )
     assert (await asked(page, "Hello"))["turns"] == 4
     # Nor does it stay without one where the browser itself deleted it.
-    await page.ask("Storage.clearDataForOrigin", origin=origin, storageTypes="indexeddb")
     opens = "import('/ui/store.js').then((store) => store.listConversations())"
+    await page.run(
+        "{ const own = IDBDatabase.prototype.transaction; IDBDatabase.prototype.transaction ="
+        " function (...asked) { this.addEventListener('close', () => { window.emptied = true; });"
+        f" return own.apply(this, asked); }}; }} {opens}.then(() => 0)"
+    )
+    await page.ask("Storage.clearDataForOrigin", origin=origin, storageTypes="indexeddb")
+    await until(page, "window.emptied", "the browser has closed what it deleted")
     await until(page, f"{opens}.then(() => true, () => false)", "what is kept, opened again")
     assert (await asked(page, "Hello"))["turns"] == 6
     assert await page.run(f"{at('refused')}.textContent") == ""

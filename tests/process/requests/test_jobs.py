@@ -11,7 +11,7 @@ import psutil
 
 from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
-CONFIG = {"models": [scripted("alpha")], "server": {"sync_timeout_s": 8.0, "capture_requests": 5}}
+CONFIG = {"models": [scripted("alpha")], "server": {"sync_timeout_s": 15.0, "capture_requests": 5}}
 
 
 async def jobs(session: aiohttp.ClientSession, lmx: Rig, path: str = "") -> Any:

@@ -12,7 +12,7 @@ from tests.support.rigs.budgets import WHOLE
 
 
 def drawn() -> list[list[str]]:
-    found = []
+    found: list[list[str]] = []
 
     @given(st.lists(st.text()))
     def tried(texts: list[str]) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -28,14 +29,18 @@ def children() -> list[psutil.Process]:
 
 
 @pytest.fixture
-def slow_lexer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Has the process render by a program in which one text never ends, within one call of re."""
-    program = tmp_path_factory.mktemp("slow") / "markdown_slow.py"
+def slow_lexer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Has the process render by a program in which one text never ends, within one call of re. It
+    begins with that text when the file that is yielded is gone."""
+    hold = tmp_path_factory.mktemp("slow") / "hold"
+    hold.touch()
+    program = hold.with_name("markdown_slow.py")
     program.write_text(
-        "import re, time\n"
+        "import os, re, time\n"
         "from lmx.router.console import markdown_main\n"
         "tree = markdown_main.markdown_tree\n"
         "def slow(text):\n"
+        f"    while text == {SLOW!r} and os.path.exists({str(hold)!r}): time.sleep(0.01)\n"
         f"    if text == {SLOW!r}: re.match('(a+)+b', 'a' * 64)\n"
         "    if text == 'still': time.sleep(2)\n"
         "    return tree(text)\n"
@@ -45,7 +50,7 @@ def slow_lexer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         command = (markdown_process._COMMAND[0], "-P", str(program))
         patch.setattr(markdown_process, "_COMMAND", command)
-        yield
+        yield hold
 
 
 async def test_texts_become_trees_in_a_process_that_starts_with_the_first() -> None:
@@ -64,7 +69,7 @@ async def test_texts_become_trees_in_a_process_that_starts_with_the_first() -> N
     assert children() == []
 
 
-async def test_a_text_that_never_ends_costs_no_stream(slow_lexer: None) -> None:
+async def test_a_text_that_never_ends_costs_no_stream(slow_lexer: Path) -> None:
     async with router_rig() as rig, asyncio.timeout(90):
         slow = asyncio.create_task(rig.post_json("/ui/markdown", blocks=[SLOW]))
         other = asyncio.create_task(rig.post_json("/ui/markdown", blocks=["after"]))
@@ -72,6 +77,7 @@ async def test_a_text_that_never_ends_costs_no_stream(slow_lexer: None) -> None:
             await asyncio.sleep(0.01)
         assert (await rig.chat_json())[0] == 200
         assert not slow.done()
+        slow_lexer.unlink()
         status, answer = await slow
         assert (status, answer["error"]["code"]) == (400, "invalid_value")
         assert (await other)[0] == 200
@@ -89,7 +95,7 @@ async def test_a_text_that_never_ends_costs_no_stream(slow_lexer: None) -> None:
         assert (status, answer) == (200, {"blocks": [[["p", {}, "mine"]]]})
 
 
-async def test_a_process_that_stands_still_is_waited_for(slow_lexer: None) -> None:
+async def test_a_process_that_stands_still_is_waited_for(slow_lexer: Path) -> None:
     """For twice the time of the processor that a text may take."""
     async with router_rig() as rig:
         status, answer = await rig.post_json("/ui/markdown", blocks=["still"])
@@ -108,18 +114,26 @@ async def test_a_process_that_is_idle_ends(monkeypatch: pytest.MonkeyPatch) -> N
     ("limit", "code"), [("_MOST_WAITING", "queue_full"), ("_MOST_OWN", "rate_limit_exceeded")]
 )
 async def test_its_limits(
-    slow_lexer: None, monkeypatch: pytest.MonkeyPatch, limit: str, code: str
+    slow_lexer: Path, monkeypatch: pytest.MonkeyPatch, limit: str, code: str
 ) -> None:
     monkeypatch.setattr(markdown_process, limit, 2)
-    async with router_rig(api_keys=(KEY,)) as rig:
+    async with router_rig(api_keys=(KEY,)) as rig, asyncio.timeout(90):
         assert (await rig.post_json("/ui/markdown", blocks=["a"]))[0] == 401
         rig.http.headers["Authorization"] = f"Bearer {KEY}"
         for blocks, status in (
             ("a", 400), ([1], 400), (["a"] * 257, 400), (["a" * LONGEST_BODY_BYTES], 413),
         ):  # fmt: skip
             assert (await rig.post_json("/ui/markdown", blocks=blocks))[0] == status
-        asked = [rig.post_json("/ui/markdown", blocks=[text]) for text in (SLOW, "b", "c")]
-        answers = await asyncio.gather(*asked)
-        assert sorted(status for status, _ in answers) == [200, 400, 429]
-        (refused,) = [answer for status, answer in answers if status == 429]
+        slow = asyncio.create_task(rig.post_json("/ui/markdown", blocks=[SLOW]))
+        while not children():
+            await asyncio.sleep(0.01)
+        others = [
+            asyncio.create_task(rig.post_json("/ui/markdown", blocks=[text])) for text in "bc"
+        ]
+        # One of them has the other place.
+        (ended,), (waits,) = await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+        status, refused = ended.result()
+        assert status == 429
+        slow_lexer.unlink()
+        assert ((await slow)[0], (await waits)[0]) == (400, 200)
         assert refused["error"]["code"] == code
