@@ -467,6 +467,8 @@ class StepOutput:
     """How many tokens of prompts stand for the pictures, sounds and videos that were encoded."""
     read: int | None = None
     """The row whose prompt was read in this step; None: the step was for all rows that decode."""
+    cached_tokens: int | None = None
+    """How much of that prompt was stored when the row began to read it."""
 
 
 # --- Tasks ----------------------------------------------------------------------------------------

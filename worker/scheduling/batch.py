@@ -5,6 +5,7 @@ A request's rows share one :class:`RunningRequest`. :class:`Batch` decides which
 the engine decides nothing about order.
 """
 
+import logging
 import math
 import time
 from collections import deque
@@ -92,6 +93,10 @@ class RunningRequest:
     reread: Reread | None = None
     compute_s: float = 0.0
     """The part of the engine's time that its rows had which have ended."""
+    cached_tokens: int | None = None
+    """How much of the prompt was stored when a row began to read it first. What the request has
+    stored itself, to come back after it was preempted, is none of that. None: no row of its own has
+    read it."""
     _completion_tokens: int = 0
     _reasoning_tokens: int = 0
     _drafted_tokens: int = 0
@@ -112,12 +117,15 @@ class RunningRequest:
         request = self.request
         first_s = now if self.first_token_s is None else self.first_token_s
         media = request.sequences[0].media
+        cached_tokens = self.cached_tokens
+        if cached_tokens is None:
+            cached_tokens = self.started.cached_tokens if self.started else 0
         return RequestFinished(
             request.run_id,
             Usage(
                 len(request.sequences[0].prompt),
                 self._completion_tokens,
-                self.started.cached_tokens if self.started else 0,
+                cached_tokens,
                 self._reasoning_tokens,
                 image_tokens=media.image_tokens if media else 0,
                 audio_tokens=media.audio_tokens if media else 0,
@@ -252,6 +260,10 @@ log = structlog.get_logger()
 _MAX_PREEMPTIONS: Final = 3
 """A request that was preempted this often does not come back: if memory is short again and again,
 it is too short for this request."""
+
+_MEMORY_IS_SHORT: Final = "the machine's memory is short"
+_CACHES_ARE_FULL: Final = "the KV caches would have taken more than their limit"
+_PLACE_IS_NEEDED: Final = "it belongs to the background, and another request needs its place"
 
 _NOT_BEGUN = "The model's worker broke on another request before it began with this one: try again."
 _ROW_FAILED = "The model failed on this request: its log has the reason under the request id."
@@ -490,7 +502,7 @@ class Batch:
         if self.rows < before:
             return True
         return any(
-            self._preempt(generator, running)
+            self._preempt(generator, running, _PLACE_IS_NEEDED)
             for running in reversed(self._background.values())
             if running.choices
         )
@@ -518,6 +530,8 @@ class Batch:
         held = self._has_foreground_rows
         result = generator.step(interrupted)
         reader = None if result.read is None else self._request_of.get(result.read)
+        if reader is not None and reader.cached_tokens is None:
+            reader.cached_tokens = result.cached_tokens
         is_background = not held if reader is None else _is_background(reader.request)
         self._shares[is_background].add(time.monotonic() - began_s, result.read)
         self._process(generator, result)
@@ -603,18 +617,21 @@ class Batch:
         if not candidates:
             return
         running = candidates[0]
-        kv_bytes, tokens = self._kv.size(running.choices)
         may_return = len(self._request_of) > 1 and running.preemptions < _MAX_PREEMPTIONS
-        if may_return and self._preempt(generator, running):
+        if may_return and self._preempt(generator, running, _MEMORY_IS_SHORT, logging.WARNING):
             running.preempted_s = now
             running.preemptions += 1
-            self.preempted_total += 1
-            event = "row.preempted"
-        else:
-            event = "row.aborted"
-            self._drop(generator, running)
-            self._fail_for_memory(running)
-        log.warning(event, request_id=running.request.request_id, kv_bytes=kv_bytes, tokens=tokens)
+            return
+        kv_bytes, tokens = self._kv.size(running.choices)
+        log.warning(
+            "row.aborted",
+            request_id=running.request.request_id,
+            kv_bytes=kv_bytes,
+            tokens=tokens,
+            reason=_MEMORY_IS_SHORT,
+        )
+        self._drop(generator, running)
+        self._fail_for_memory(running)
 
     def _preempt_for_kv(self, generator: Generator) -> bool:
         """Let a request give its memory back and come back later, because the rows have outgrown
@@ -629,19 +646,11 @@ class Batch:
         self._process(generator, generator.flush())
         if not self._kv.exceeded:
             return True
-        for running in self._least_important():
-            kv_bytes, tokens = self._kv.size(running.choices)
-            if running.request.sequences[0].beam is None and self._preempt(generator, running):
-                self.preempted_total += 1
-                log.info(
-                    "row.preempted",
-                    request_id=running.request.request_id,
-                    kv_bytes=kv_bytes,
-                    tokens=tokens,
-                    reason="the KV caches would have taken more than their limit",
-                )
-                return True
-        return False
+        return any(
+            self._preempt(generator, running, _CACHES_ARE_FULL)
+            for running in self._least_important()
+            if running.request.sequences[0].beam is None
+        )
 
     def _least_important(self) -> list[RunningRequest]:
         """Return the requests that run: first those of the highest priority value, of these the
@@ -662,7 +671,13 @@ class Batch:
             return bool(self._request_of)
         return any(not _is_background(one.request) for one in self._request_of.values())
 
-    def _preempt(self, generator: Generator, running: RunningRequest) -> bool:
+    def _preempt(
+        self,
+        generator: Generator,
+        running: RunningRequest,
+        reason: str,
+        level: int = logging.INFO,
+    ) -> bool:
         """Remove all rows of a request from the engine, to come back later with the tokens that
         they have made. The engine has been flushed: for a row whose next token is drawn already, a
         recurrent state could not be used again, because it is that after all of the tokens.
@@ -670,6 +685,7 @@ class Batch:
         Returns whether that has changed anything: if no row can come back, the caller handles the
         request. One of which only some rows can fails here, because the others are lost.
         """
+        kv_bytes, tokens = self._kv.size(running.choices)
         back: list[tuple[int, SequenceRequest]] = []
         for sequence_id, choice in list(running.choices.items()):
             made = generator.preempt(sequence_id)
@@ -701,6 +717,15 @@ class Batch:
         running.waiting.extendleft(reversed(back))
         if running not in self._unfilled:
             self._unfilled.append(running)
+        self.preempted_total += 1
+        log.log(
+            level,
+            "row.preempted",
+            request_id=running.request.request_id,
+            kv_bytes=kv_bytes,
+            tokens=tokens,
+            reason=reason,
+        )
         return True
 
     def _fail_for_memory(self, running: RunningRequest) -> None:

@@ -220,9 +220,11 @@ def test_a_row_is_preempted_in_a_pause_and_keeps_the_chunk(runner: EngineRunner)
     small = runner.admit(SMALL[0], HOT, 12)
     runner.finish_row(small)
     runner.generator.admit(runner.requests[long])
+    step = runner.step()
+    assert step.read == long and (step.cached_tokens or 0) >= chunk.end
     runner.finish_row(long)
     assert runner.tokens[long] == expected
-    assert runner.started[long].cached_tokens >= chunk.end
+    assert runner.started[long].cached_tokens == step.cached_tokens
 
 
 def test_a_row_whose_chunk_can_not_be_completed_is_preempted_all_the_same(

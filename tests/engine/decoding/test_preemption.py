@@ -91,9 +91,10 @@ def test_a_row_is_preempted_in_the_middle_of_its_prompt(folder: Path) -> None:
     other = runner.admit(OTHER, HOT, 400)
     run_until(runner, other, 1)
     row = runner.admit(PROMPT * 4, HOT, 6, cache_salt="cold")
-    while not runner.step().prefill_tokens:
+    while not (step := runner.step()).prefill_tokens:
         pass
     assert row not in runner.started
+    assert (step.read, step.cached_tokens) == (row, 0)
     preempt(runner, row)()
     runner.finish_row(row)
     assert runner.tokens[row] == expected

@@ -43,7 +43,11 @@ async def test_a_long_day(tmp_path: Path) -> None:
                 found = await compare(client, server_url(lmx), day.answers)
                 wait_well(lmx, "ready", "cold")
         after = weigh(lmx)
-        preempted = sum(len(lmx.log_events(f"worker-{m}", "row.preempted")) for m in TEXT)
+        preempted = sum(
+            "background" not in event["reason"]
+            for m in TEXT
+            for event in lmx.log_events(f"worker-{m}", "row.preempted")
+        )
         status, events = lmx.status(), lmx.log_events("supervisor")
     print("commands:", dict(day.commands), *day.refused_commands, sep="\n  ")
     print("differ from the answer alone:", *found.wrong, sep="\n  ")

@@ -309,6 +309,7 @@ class BatchEngine:
             if prompt.prefill is None:
                 prompt.prefill = self._begin_prefill(prompt, decoding)
             prefill = prompt.prefill
+            made.cached_tokens = prefill.cached_tokens
             encodes = self._encode(prompt, prefill, decoding, yields, made, interrupted)
             if not encodes:
                 self._advance_prefill(prompt, prefill, decoding, yields, made, interrupted)
