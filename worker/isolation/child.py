@@ -129,18 +129,20 @@ class ChildProcess:
         ``timeout_s`` for that.
 
         If a signal ends the process that is not one of its own limits, ``talk`` is called once more
-        with a new one. Raises :class:`ChildEndedError`, ``OSError`` if no process can be started,
-        and INSUFFICIENT_MEMORY if the second one was killed from outside.
+        with a new one, and has the rest of the time. Raises :class:`ChildEndedError`, ``OSError``
+        if no process can be started, and INSUFFICIENT_MEMORY if the second one was killed from
+        outside.
         """
+        exchange = Exchange(timeout_s, self._max_memory_bytes)
         try:
-            with self._exchange(timeout_s) as exchange:
+            with self._connected(exchange):
                 return talk(exchange)
         except ChildEndedError as error:
             if not error.died or self._is_over:
                 raise
             log.warning("child.crashed", program=self._command[3], status=error.status)
         try:
-            with self._exchange(timeout_s) as exchange:
+            with self._connected(exchange):
                 return talk(exchange)
         except ChildEndedError as error:
             if error.status not in _KILLED_FROM_OUTSIDE or self._is_over:
@@ -154,7 +156,7 @@ class ChildProcess:
             ) from error
 
     @contextlib.contextmanager
-    def _exchange(self, timeout_s: float) -> Generator[Exchange]:
+    def _connected(self, exchange: Exchange) -> Generator[None]:
         """The process is started unless it runs, and ended if the body raises anything: otherwise a
         reply that was not read would answer the next request."""
         if self._is_over:
@@ -162,7 +164,8 @@ class ChildProcess:
         self.start()
         assert self._socket is not None and self._process is not None
         try:
-            yield Exchange(self._socket, self._process.pid, timeout_s, self._max_memory_bytes)
+            exchange.connect(self._socket, self._process.pid)
+            yield
         except ChildEndedError as error:
             if not isinstance(error, ChildTimeoutError | ChildMemoryError):
                 error.status = self._exit_status()
@@ -203,28 +206,30 @@ class ChildProcess:
 
 
 class Exchange:
-    """One request to a process and its reply. The methods block until the time is over at most, and
-    raise :class:`ChildEndedError`.
+    """One request and its reply, with the process that it is connected to. The methods block until
+    the time is over at most, and raise :class:`ChildEndedError`.
 
     The time in which the process waits for a processor does not count, up to ``MAX_SLOWDOWN`` the
     time-out in all: on a busy machine the request is not to blame for it.
     """
 
-    def __init__(
-        self, stream: socket.socket, pid: int, timeout_s: float, max_memory_bytes: int
-    ) -> None:
-        self._socket = stream
-        self._pid = pid
+    def __init__(self, timeout_s: float, max_memory_bytes: int) -> None:
         self._timeout_s = timeout_s
         self._max_memory_bytes = max_memory_bytes
-        self._wait_s = _FIRST_CHECK_S
-        self._began_s = self._checked_s = time.monotonic()
-        self._processor_wait: ProcessorWait | None = None
+        self._began_s = time.monotonic()
         self._waited_s = 0.0
+
+    def connect(self, stream: socket.socket, pid: int) -> None:
+        """Take a process, in place of one that has ended."""
+        self._socket = stream
+        self._pid = pid
+        self._wait_s = _FIRST_CHECK_S
+        self._checked_s = time.monotonic()
+        self._processor_wait: ProcessorWait | None = None
 
     @property
     def spent_s(self) -> float:
-        """How much of the time is over."""
+        """How much of the time is over, with all processes that it was connected to."""
         return time.monotonic() - self._began_s - self._waited_s
 
     def send(self, data: Any) -> None:

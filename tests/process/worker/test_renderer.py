@@ -131,6 +131,24 @@ def test_the_request_of_one_that_dies_at_work_is_rendered_by_another(
     assert len(killed) == 1 and renderer.pid not in killed
 
 
+def test_the_second_process_has_the_rest_of_the_time(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_at_work(monkeypatch, signal.SIGKILL, times=1)
+    send, spent_s = Exchange.send, list[float]()
+
+    def sending(exchange: Exchange, data: object) -> None:
+        spent_s.append(exchange.spent_s)
+        if len(spent_s) == 1:  # It has worked for so long when it is killed.
+            exchange._began_s -= DEADLINE_S
+        send(exchange, data)
+
+    monkeypatch.setattr(Exchange, "send", sending)
+    with pytest.raises(RenderingEndedError, match="after 60 s"):
+        renderer.render(ENDLESS, {}, AMPLE_BYTES)
+    assert spent_s[0] < DEADLINE_S <= spent_s[1]
+
+
 def test_a_process_that_stands_still_in_its_end_is_replaced_too(
     renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
