@@ -68,9 +68,8 @@ class _Wire:
         try:
             if self.local.fileno() in readable:
                 part = self.local.recv(READ_BYTES)
-                if not part:
+                if not part or not self._send(part):
                     return False
-                self.remote.send(part)
             if self.remote in readable:
                 self.opened = True
                 while True:
@@ -80,6 +79,14 @@ class _Wire:
         except (OSError, zmq.ZMQError):
             return False
         return not self._is_broken()
+
+    def _send(self, part: bytes) -> bool:
+        """Return whether a part was sent. One that was not is lost, and the connection with it."""
+        try:
+            self.remote.send(part)
+        except zmq.Again:
+            return False
+        return True
 
     def _is_broken(self) -> bool:
         # The socket that was bound has nobody to send to once the connection has ended.

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from lmx.protocol.messages.ranks import FollowerLink
-from lmx.worker.ranks.link import FollowerDoor, join
+from lmx.worker.ranks.link import FollowerDoor, _pair, _Wire, join
 
 BEAT_S, SILENCE_S = 0.2, 60.0
 LOOPBACK = "127.0.0.1"
@@ -65,6 +65,18 @@ def test_all_arrives_in_order_and_the_end_is_noticed_on_both_sides(door: Followe
     assert received(followers[1][0], 20) == b"you too"
     followers[1][1].join(90)
     assert not any(thread.is_alive() for _, thread in followers)
+
+
+def test_a_connection_that_takes_nothing_for_so_long_has_ended() -> None:
+    """What was to be sent is lost: nothing may follow it."""
+    with zmq.Context() as context, _pair(context, BEAT_S, 0.01) as nobody:
+        nobody.bind(f"tcp://{LOOPBACK}:*")
+        wire = _Wire(nobody)
+        wire.inner.sendall(b"plan")
+        assert wire.carry({})
+        assert not wire.carry({wire.local.fileno(): zmq.POLLIN})
+        wire.inner.close()
+        wire.close()
 
 
 def test_another_key_gets_nothing_in_nor_out(door: FollowerDoor) -> None:
