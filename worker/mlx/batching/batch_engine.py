@@ -159,8 +159,7 @@ class BatchEngine:
         """Return the tokens that are drawn and not returned. A row's cache then lacks its last
         token, as that of a prompt that was read does."""
         made = StepOutput()
-        if self._buckets.ahead:
-            self._add_step(self._buckets.flush(), made)
+        self._add_step(self._buckets.flush(), made)
         return made
 
     def preempt(self, sequence_id: int) -> Sequence[int] | None:
@@ -254,7 +253,7 @@ class BatchEngine:
             self._add_step(step, made)
         for sequence_id in self._active_searches:
             self._search(sequence_id, made)
-        if not alone and self._buckets.ahead:
+        if not alone:
             self._add_step(self._buckets.flush(), made)
         self._pace.decoded(time.perf_counter() - began_s)
 

@@ -103,7 +103,7 @@ class PrefixCache:
         """
         deadline = time.monotonic() + (_READ_WAIT_S if wait else 0.0)
         prompt = np.asarray(tokens, np.int32)
-        while not self._fetch(prompt, salt, atomic) and (left_s := deadline - time.monotonic()) > 0:
+        while not self.fetch(prompt, salt, atomic) and (left_s := deadline - time.monotonic()) > 0:
             self._store.wait(left_s)
         hit = self._best(prompt, salt, len(prompt) - 1, atomic, resident=True)
         if hit is None:
@@ -129,7 +129,12 @@ class PrefixCache:
     def fetch(self, tokens: TokenIds, salt: str, atomic: AtomicSpans = ()) -> bool:
         """Begin to read from disk what ``lookup`` would return. True: there is nothing to wait for.
         Never blocks."""
-        return self._fetch(np.asarray(tokens, np.int32), salt, atomic)
+        prompt = np.asarray(tokens, np.int32)
+        hit = self._best(prompt, salt, len(prompt) - 1, atomic, resident=False)
+        self._store.settle(hit.segments if hit else ())
+        # Another one, if a part of that is gone.
+        hit = self._best(prompt, salt, len(prompt) - 1, atomic, resident=False)
+        return hit is None or self._store.bring(hit)
 
     def checkpoints(self, tokens: TokenIds, cached_tokens: int, salt: str = "") -> Sequence[int]:
         """Return after how many tokens prefill is to pause for a :meth:`store`, in order.
@@ -221,13 +226,6 @@ class PrefixCache:
             if inside is None:
                 return best
             limit = inside
-
-    def _fetch(self, prompt: Tokens, salt: str, atomic: AtomicSpans) -> bool:
-        hit = self._best(prompt, salt, len(prompt) - 1, atomic, resident=False)
-        self._store.settle(hit.segments if hit else ())
-        # Another one, if a part of that is gone.
-        hit = self._best(prompt, salt, len(prompt) - 1, atomic, resident=False)
-        return hit is None or self._store.bring(hit)
 
     def _restore(self, hit: Hit, capacity_tokens: int) -> list[Any]:
         ends = [segment.start for segment in hit.path[1:]] + [hit.length]
