@@ -148,6 +148,26 @@ def test_convolutions_are_cut_where_nothing_overlaps(layer: nn.Module, shape: An
     assert mx.allclose(made, whole, atol=near(1e-5)).item()
 
 
+def test_an_encoding_that_is_slow_throughout_makes_the_next_one_dearer_once() -> None:
+    """Of another program that has the device for a while, each part of it is slow."""
+    layer = nn.Linear(8, 8)
+    slicer = Slicer([layer], [layer])
+    x = mx.zeros((1000, 8))
+    part_s = slicer._cost.seconds("Linear", 64_000) / 8
+
+    def recorded() -> list[Part]:
+        with slicer.recording(part_s) as parts:
+            layer(x)
+        return parts
+
+    before = len(recorded())
+    for _ in range(30):
+        slicer.computed(Part(x, 0.6 * part_s, frozenset({"Linear"})), 1.0)
+    assert before < len(recorded()) <= 2 * before + 2
+    slicer.computed(Part(x, 0.6 * part_s, frozenset({"Linear"})), 1.0)
+    assert len(recorded()) > 2 * before + 2
+
+
 def test_nothing_stays_replaced() -> None:
     plain = nn.Linear.__call__, mx.fast.scaled_dot_product_attention, mx.eval, Rows.__call__
     slicer = Slicer(*[Tower(Rows()).modules()] * 2)

@@ -80,12 +80,16 @@ class Slicer:
         """How long that seems to take which was called since the last part."""
         self._pending: set[str] = set()
         """Of which kinds that is."""
+        self._exceeded: set[str] = set()
+        """The kinds that took longer than expected since parts were recorded last. The parts that
+        are left were expected by the same figures and say nothing new."""
 
     @contextmanager
     def recording(self, part_s: float) -> Iterator[list[Part]]:
         """Record, until the end of the block, what is computed, in parts that
         seem to take ``part_s`` at most."""
         self._parts, self._part_s = [], part_s
+        self._exceeded.clear()
         with ExitStack() as seams:
             for owner, name, value in self._patches:
                 seams.enter_context(_replaced(owner, name, value))
@@ -111,7 +115,8 @@ class Slicer:
             self._cost.measured(kind, part.multiplications, took_s)
         elif took_s > 2 * part.expected_s > self._part_s:
             # Of a part with little that is counted, the rest may be what took long.
-            self._cost.exceeded(part.kinds, took_s / part.expected_s)
+            self._cost.exceeded(part.kinds - self._exceeded, took_s / part.expected_s)
+            self._exceeded |= part.kinds
 
     @property
     def _records(self) -> bool:
