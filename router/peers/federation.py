@@ -509,7 +509,7 @@ class Federation:
         is_peer = key is not None and set(key.scopes) == {KeyScope.PEER}
         links = {} if is_peer or FORWARDED_HEADER in request.headers else self.links
         found = targets(directory, links, self._own.name, name, key, model_kind(endpoint))
-        if found.remote:
+        if found.remote and found.has_several:
             found = fitting(found, media_of(body), infill=fills_gap(endpoint, body))
         drained = directory.snapshot.drained
         remote = movable(endpoint, body, found.remote, has_own=bool(found.own), is_drained=drained)

@@ -96,9 +96,9 @@ class PeerLink:
         """Return how many requests for a model are under way there: as it said, and those that were
         sent since, less those that have ended since."""
         name = model.model_id
-        since = self._running[name] - self._running_then[name]
         if self.peer.kind is PeerKind.OPENAI:
             return self._running[name]
+        since = self._running[name] - self._running_then[name]
         return max(model.running + since, self._running[name], 0)
 
     def held_by(self, model: OfferedModel) -> frozenset[int]:

@@ -35,6 +35,12 @@ class Targets:
     own_name: str | None = None
     """The name that this machine's handler is to see instead of that of the request."""
 
+    @property
+    def has_several(self) -> bool:
+        """Whether different models may answer."""
+        ids = {one.model.model_id for one in self.remote} | {one.model_id for one in self.own}
+        return len(ids) > 1
+
 
 def targets(
     directory: Directory,

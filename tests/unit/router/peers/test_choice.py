@@ -204,6 +204,7 @@ def test_a_route_without_a_model_of_the_kind_is_refused_as_on_one_machine() -> N
 
 def test_what_takes_text_only_is_sent_no_image() -> None:
     whole = found("home", CHAT, *ALL)
+    assert [one.has_several for one in (whole, found("qwen", CHAT, *ALL))] == [True, False]
     assert fitting(whole, (), infill=False) == whole
     for some in (fitting(whole, (MediaKind.IMAGE,), infill=False), fitting(whole, (), infill=True)):
         assert ids(some) == (["sees"], ["sees"])

@@ -12,8 +12,9 @@ from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.control import Done, DrainMachine
 from lmx.protocol.messages.keys import ApiKey, KeyFamily, Keyring, KeyScope
 from lmx.protocol.messages.peers import Peer, PeerKind, PeerList
+from lmx.protocol.messages.snapshot import Route
 from lmx.protocol.messages.tasks import TaskFinished, Vectors
-from lmx.protocol.states import ModelKind
+from lmx.protocol.states import MediaKind, ModelKind
 from lmx.protocol.wire.codec import to_map
 from lmx.router.authorities import Authorities
 from lmx.router.peers import federation as federation_module
@@ -641,6 +642,26 @@ async def test_a_request_without_a_name_is_sent_to_a_model_of_its_kind() -> None
         status, found = await a.post_json("/v1/embeddings", input="hi")
         assert (status, found["model"]) == (200, "bge"), found
         assert len(other.tasks) == 1
+
+
+async def test_an_image_is_sent_to_the_model_of_a_route_that_takes_it() -> None:
+    async with federation("ab") as (a, b):
+        blind: dict[str, Any] = {"kind": ModelKind.CHAT, "media": ()}
+        sees: dict[str, Any] = {"kind": ModelKind.CHAT, "media": (MediaKind.IMAGE,)}
+        loaded = "0000000b"
+        route = Route("home", (MODEL, "sees"))
+        await a.publish(cold(MODEL, **blind), cold("sees", **sees), default=MODEL, routes=(route,))
+        b.add_worker(loaded, answer)
+        await b.publish(
+            ready(MODEL, INSTANCE, created_s=1, **blind), ready("sees", loaded, created_s=1, **sees)
+        )
+        await asked(a)
+        part = {"type": "image_url", "image_url": "data:image/png;base64,iVBORw0KGgo="}
+        messages = [{"role": "user", "content": [part]}]
+        status, found = await a.chat_json(model="home", messages=messages)
+        assert (status, found["model"]) == (200, "sees"), found
+        status, found = await a.chat_json(model="home")
+        assert (status, found["model"]) == (200, MODEL), found
 
 
 async def test_a_client_that_leaves_ends_its_request_there() -> None:
