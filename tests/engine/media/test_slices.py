@@ -153,7 +153,7 @@ def test_an_encoding_that_is_slow_throughout_makes_the_next_one_dearer_once() ->
     layer = nn.Linear(8, 8)
     slicer = Slicer([layer], [layer])
     x = mx.zeros((1000, 8))
-    part_s = slicer._cost.seconds("Linear", 64_000) / 8
+    part_s = slicer._cost.seconds("Linear", 64_000) / 80
 
     def recorded() -> list[Part]:
         with slicer.recording(part_s) as parts:
