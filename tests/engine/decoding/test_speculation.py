@@ -379,6 +379,34 @@ def test_a_recurrent_state_is_taken_back(forward: Callable[[str], Forward]) -> N
         assert 0 < acceptance(rig) < 1
 
 
+class FirstAlone(Told):
+    """Has drafts for its first row alone."""
+
+    opened = 0
+
+    def open_sequence(self, assist: Assist) -> DraftModelSequence:
+        row: Any = super().open_sequence(assist)
+        if self.opened:
+            row.draft = lambda *_: None
+        self.opened += 1
+        opened: DraftModelSequence = row
+        return opened
+
+
+def test_a_row_is_not_judged_by_drafts_that_nobody_checked(
+    forward: Callable[[str], Forward],
+) -> None:
+    rig = Rig(forward("qwen3_next"), speculating(FirstAlone([[0] * 200] * 2)))
+    for row in (1, 2):
+        rig.begin(SequenceRequest(row, PROMPT, 30, GREEDY))
+    assert rig.batch.in_step and rig.ahead is not None
+    for _ in range(10):
+        rig.step()
+    assert not rig.drafts
+    assert rig.ahead.state == "on"
+    assert rig.ahead._rows[1].pace.tokens(2) == SpeculationSpec().num_assistant_tokens
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_by_default_the_tokens_are_the_same_as_without(
     forward: Callable[[str], Forward], kind: str

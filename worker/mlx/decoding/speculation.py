@@ -163,8 +163,10 @@ class Speculation:
                 mine.drafter.keep(0)  # It has drafted nothing.
                 continue
             mine.drafter.keep(right)
-            if count:
-                size = 0 if draft is None else draft.size
+            size = 0 if draft is None else draft.size
+            # Nobody checked what it drafted, where another row that it keeps in step with had none.
+            unchecked = size > 0 and drafts is None
+            if count and not unchecked:
                 mine.pace.tried(len(rows), size, right, took_s)
                 if mine.pace.pausing:
                     mine.streak = 0

@@ -82,8 +82,9 @@ class Allowance:
 
     A step is allowed if it could be wrong with all of its drafts. Its cost is predicted: until one
     was measured, each drafted token is taken to cost a plain step. One that costs more than was
-    predicted is paid back before there is another. What speculation saves can be spent later, up
-    to 16 plain steps.
+    predicted is paid back before there is another, up to 16 plain steps for each draft: what takes
+    longer is a process that stood still. What speculation saves can be spent later, up to 16 plain
+    steps.
     """
 
     def __init__(self) -> None:
@@ -119,11 +120,12 @@ class Allowance:
         draft_s = self._draft_s.get(rows)
         if took_s is None:
             took_s = plain_s + drafted * (plain_s if draft_s is None else draft_s)
-        elif drafted:
-            least_s, most_s = _LEAST_DRAFT_STEPS * plain_s, _MOST_SPARE_STEPS * plain_s
-            seen_s = max(least_s, min((took_s - plain_s) / drafted, most_s))
-            draft_s = seen_s if draft_s is None else draft_s
-            self._draft_s[rows] = draft_s + _NEW_SHARE * (seen_s - draft_s)
+        else:
+            took_s = min(took_s, plain_s * (1 + max(drafted, 1) * _MOST_SPARE_STEPS))
+            if drafted:
+                seen_s = max(_LEAST_DRAFT_STEPS * plain_s, (took_s - plain_s) / drafted)
+                draft_s = seen_s if draft_s is None else draft_s
+                self._draft_s[rows] = draft_s + _NEW_SHARE * (seen_s - draft_s)
         self._settle(plain_s, made, took_s)
 
     def _settle(self, plain_s: float, made: float, took_s: float) -> None:

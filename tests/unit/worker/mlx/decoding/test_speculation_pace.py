@@ -219,6 +219,19 @@ def test_a_cost_beyond_the_prediction_is_paid_back_before_there_is_another() -> 
     assert allowance.affordable(1, PLAIN_S) == 1
 
 
+@pytest.mark.parametrize("drafted", [1, 0])
+def test_a_process_that_stood_still_is_not_paid_back_as_speculation(drafted: int) -> None:
+    allowance = Allowance()
+    for _ in range(100):
+        allowance.stepped_plainly(PLAIN_S)
+    allowance.tried(1, PLAIN_S, drafted, 1, 10_000 * PLAIN_S)
+    steps = 0
+    while allowance.is_used_up:
+        allowance.stepped_plainly(PLAIN_S)
+        steps += 1
+    assert steps <= 1000
+
+
 def test_what_was_saved_is_kept_up_to_a_limit() -> None:
     allowance = Allowance()
     for _ in range(100):
