@@ -47,11 +47,14 @@ class InFlight:
         and somebody who keeps to it."""
         self._clocks = clocks
         self._limited = limited
+        self.twice = 0
+        """How many of them two clocks count: one waits for what another thread does for it. It
+        belongs to one thread."""
 
     @property
     def count(self) -> int:
         """How many pieces of work have begun and not ended."""
-        return sum(clock.in_flight for clock in (*self._clocks, *self._limited))
+        return sum(clock.in_flight for clock in (*self._clocks, *self._limited)) - self.twice
 
     def stalled_for_s(self, now: float) -> float:
         """Return for how long there was no progress, for the clock with the longest such time."""

@@ -323,6 +323,7 @@ class Generations:
         """Decode and encode the media of a request that was preempted, and has released them. It
         has begun, so that it does not expire. What was decoded once fails for want of time or
         memory: with ``may_retry`` it is tried once more."""
+        self._open.note_restoring(opened, True)
         self._open.queue(
             opened,
             lambda: self._encode_media(opened),
@@ -334,6 +335,7 @@ class Generations:
     def _media_restored(
         self, opened: Generation, future: asyncio.Future[PromptMedia | None], *, may_retry: bool
     ) -> None:
+        self._open.note_restoring(opened, False)
         error = future.exception()
         media = None if error else future.result()
         if opened.gone:

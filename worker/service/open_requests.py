@@ -74,6 +74,8 @@ class OpenRequest(ABC):
     """How long it took to decode them: that is no waiting."""
     held_bytes: int = field(default=0, init=False)
     """What its decoded media take, until the model has read them."""
+    restoring: bool = field(default=False, init=False)
+    """Whether its media are decoded again while the engine has it."""
     gone: bool = field(default=False, init=False)
     """Whether it has left the table: nothing is sent for it any more."""
 
@@ -259,6 +261,12 @@ class OpenRequests:
         self._file_bytes -= _size(opened.blobs)
         opened.blobs = opened.media = ()
 
+    def note_restoring(self, opened: OpenRequest, restoring: bool) -> None:
+        """Note whether the media of a request are decoded again while the engine has it: it takes
+        one place all the same."""
+        self._in_flight.twice += restoring - opened.restoring
+        opened.restoring = restoring
+
     def hold(self, opened: OpenRequest, size_bytes: int) -> None:
         """Note what the decoded media of a request take now. While those of all requests take as
         much as they may, no further ones are decoded: so no request that holds media may wait for
@@ -357,6 +365,7 @@ class OpenRequests:
         del self._open[opened.router, opened.request.stream_id]
         self.drop_files(opened)
         self.hold(opened, 0)
+        self.note_restoring(opened, False)
         opened.release()
 
     def cancel(self, router: bytes, stream_id: int) -> None:

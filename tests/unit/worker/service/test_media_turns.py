@@ -406,7 +406,10 @@ async def test_media_that_were_decoded_before_are_tried_twice(fails: int) -> Non
 
     generations: Any = object.__new__(Generations)
     generations._open = SimpleNamespace(
-        queue=turn, report_if_idle=lambda: None, hold=lambda *_: None
+        queue=turn,
+        report_if_idle=lambda: None,
+        hold=lambda *_: None,
+        note_restoring=lambda *_: None,
     )
     generations._thread = SimpleNamespace(restore_media=lambda *given: restored.append(given))
     generations.fail = lambda opened, code, message: failed.append(code)

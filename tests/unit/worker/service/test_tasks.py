@@ -101,6 +101,8 @@ class Rig:
         self.preparing: list[int] = []
         self.decoded: list[bytes] = []
         self.picture_bytes = 0
+        self.may_decode = threading.Event()
+        self.may_decode.set()
         self.outputs: list[Outputs] = []
         self.idle = 0
         self.engine = Vectorizer()
@@ -152,6 +154,7 @@ class Rig:
     def decode(self, items: Any, blobs: Any, needs: Any) -> tuple[Any, ...]:
         """Stand for the decoder."""
         self.decoded.append(bytes(blobs[0]))
+        assert self.may_decode.wait(60)
         return (SimpleNamespace(size_bytes=self.picture_bytes),)
 
     def engine_broke(self, error: Exception) -> None:
@@ -531,6 +534,34 @@ async def test_media_are_decoded_while_earlier_answers_are_written(
     for number in range(1, 6):
         rig.serving.receive(ROUTER, Cancel(number))
     await until(lambda: rig.in_flight.count == 0)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_what_waits_for_its_media_takes_one_place(start: Start, cancelled: bool) -> None:
+    rig = await start(max_rows=8)
+    endless = json.dumps({"tokens": 4000, "step_s": 0.02})
+    for number in (1, 2):
+        rig.serving.receive(
+            ROUTER, replace(seeing(number, endless), max_tokens=4000), [b"%d" % number]
+        )
+    await until(lambda: {one.stream_id for out in rig.outputs for one in out.deltas} == {1, 2})
+    rig.may_decode.clear()
+    rig.thread.set_memory_pressure(MemoryPressure.HARD)
+    await until(lambda: rig.thread.preempted_total)
+    rig.thread.set_memory_pressure(MemoryPressure.NONE)
+    await until(lambda: len(rig.decoded) == 3)
+    assert rig.in_flight.count == 2
+    if cancelled:
+        rig.serving.receive(ROUTER, Cancel(2))
+        await until(lambda: rig.thread.clock.in_flight == 1)
+        assert rig.in_flight.count == 2, "its media are still decoded"
+    rig.may_decode.set()
+    await until(lambda: not rig.media.clock.in_flight and not rig.prompts.clock.in_flight)
+    assert rig.in_flight.count == (1 if cancelled else 2)
+    for number in (1, 2):
+        rig.serving.receive(ROUTER, Cancel(number))
+    await until(lambda: rig.thread.clock.in_flight == 0)
+    assert rig.in_flight.count == 0
 
 
 @pytest.mark.parametrize("spoiled", [False, True])
