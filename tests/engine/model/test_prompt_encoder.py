@@ -1,6 +1,7 @@
 """Prompts by chat template, and what a model folder's configuration may say."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from lmx.worker.engine.values import ModelFacts, PromptSource, ReasoningMarkers
 from lmx.worker.mlx.model.folder import effective_context, read_folder
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code
 from lmx.worker.mlx.model.prompt_encoder import PromptEncoder
-from lmx.worker.templates.renderer import Renderer
+from lmx.worker.templates.renderer import Renderer, RenderingEndedError
+from tests.support.models.media_models import make_media_model
 from tests.support.models.tiny_models import CHAT_TEMPLATE, make_tokenizer
+from tests.support.rigs.media_check import MediaModel, picture
 from tests.support.rigs.one_renderer import renderer
 
 USER = {"role": "user", "content": "hé"}
@@ -192,6 +195,26 @@ def test_a_template_that_does_not_end_is_the_models_fault(
 # Text and tokens
 
 
+def test_a_trial_of_the_template_that_was_stopped_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = MediaModel(make_media_model(tmp_path, "qwen2_5_vl"))
+    assert model.prompts.abilities
+    render = Renderer.render
+
+    def stopped(*args: Any) -> str:
+        raise RenderingEndedError("had not come to an end after 3 s and was stopped")
+
+    for place in range(3):
+        turns: Iterator[Any] = iter([render] * place + [stopped])
+        monkeypatch.setattr(Renderer, "render", lambda *args, turns=turns: next(turns)(*args))
+        with pytest.raises(RequestError, match="had not come to an end") as caught:
+            model.encode("ab", picture(1), "cd")
+        assert caught.value.code is ErrorCode.CHAT_TEMPLATE_FAILED
+    monkeypatch.undo()
+    assert model.encode("ab", picture(1), "cd").media is not None
+
+
 def test_a_text_gets_what_the_tokenizer_adds() -> None:
     tokenizer = make_tokenizer(None)
     plain = tokenizer.encode("hé")
@@ -277,6 +300,12 @@ def test_how_a_checkpoint_wants_to_be_sampled(
     (tmp_path / "generation_config.json").write_text(text)
     config = read_folder(tmp_path)
     assert (config.sampling.temperature, config.context_tokens) == (temperature, None)
+
+
+def test_generation_defaults_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text('{"top_k": 7}', encoding="utf-8-sig")
+    assert read_folder(tmp_path).sampling.top_k == 7
 
 
 def test_generation_defaults_are_read(tmp_path: Path) -> None:

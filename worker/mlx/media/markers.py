@@ -5,7 +5,9 @@ from typing import Any, Final, NamedTuple
 
 from mlx_vlm.prompt_utils import MODEL_CONFIG, MessageFormatter
 
+from lmx.protocol.errors import LmxError
 from lmx.protocol.states import MediaKind
+from lmx.worker.templates.renderer import RenderingEndedError
 
 Message = dict[str, Any]
 Render = Callable[[Sequence[Message]], str]
@@ -30,7 +32,7 @@ def find_marker(
 ) -> Marker | None:
     """Return what a template writes for a kind of media; None: it has no place for it.
 
-    ``tokens`` tokenizes.
+    ``tokens`` tokenizes. Raises what ``render`` raises where that says nothing of the template.
     """
     for part_type in (kind.value, f"{kind.value}_url"):
         part = {"type": part_type, part_type: ""}
@@ -52,7 +54,8 @@ def find_marker(
 
 
 def takes_text(render: Render) -> bool:
-    """Return whether a template shows a message whose content is a text, and no list of parts."""
+    """Return whether a template shows a message whose content is a text, and no list of parts.
+    Raises what ``render`` raises where that says nothing of the template."""
     return _BEFORE in (_rendered(render, _BEFORE) or "")
 
 
@@ -93,6 +96,9 @@ def _content(content: Any, markers: Mapping[MediaKind, Marker], parts_only: bool
 def _rendered(render: Render, content: Any) -> str | None:
     try:
         return render([{"role": "user", "content": content}])
+    except (LmxError, OSError, RenderingEndedError):
+        # The machine may have been too busy: it may render the next time.
+        raise
     except Exception:  # A template is code that may fail in any way for what it does not know.
         return None
 

@@ -89,7 +89,7 @@ def effective_context(
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
     except ValueError as error:

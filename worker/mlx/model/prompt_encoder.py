@@ -207,12 +207,12 @@ class PromptEncoder:
         conversation, tools = fit(
             for_template(messages, self._family.history), known, self.abilities.fitting
         )
-        if self._media is not None:
-            conversation = self._media.in_template_form(
-                conversation, lambda shown: self._template.apply(shown, (), {})
-            )
         param = "chat_template_kwargs" if source.template_kwargs else "messages"
         try:
+            if self._media is not None:
+                conversation = self._media.in_template_form(
+                    conversation, lambda shown: self._template.apply(shown, (), {})
+                )
             return self._template.apply(conversation, tools, kwargs)
         except TemplateRefusedError as error:
             raise RequestError(

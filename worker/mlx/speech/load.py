@@ -124,7 +124,7 @@ def _named_heads(settings: Mapping[str, Any]) -> list[tuple[int, int]]:
 
 def _generation_settings(folder: Path) -> Mapping[str, Any]:
     try:
-        settings = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+        settings = json.loads((folder / "generation_config.json").read_bytes())
     except (OSError, ValueError):
         return {}
     return settings if isinstance(settings, dict) else {}
