@@ -122,8 +122,8 @@ class SpeculationConfig(Section):
     """For `draft_model` and `mtp`: the model stops guessing when it is less sure than this. Without
     it, it guesses as many as it may."""
     max_ngram_size: int = Field(3, ge=1, le=MAX_NGRAM)
-    """For `prompt_lookup`: the longest run of tokens that is looked up in the prompt. More than 8
-    is as 8."""
+    """For `prompt_lookup`: the longest run of tokens that is looked up in the prompt. Values above
+    8 act as 8."""
     max_rows: int = Field(2, ge=1, le=1024)
     """With more requests at the same time nothing is guessed: it does not pay."""
 

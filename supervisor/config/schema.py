@@ -164,14 +164,14 @@ class MemoryConfig(Section):
 
     budget_bytes: Annotated[Size | None, Needs.NOTHING] = Field(None, examples=["48GiB"])
     """All workers together may take this much, as far as `os_reserve_bytes` leaves it, and on a Mac
-    never more than what the GPU may have less 1 GiB. Without it they may take `budget_fraction`."""
+    never more than what the GPU may have, less 1 GiB. Without it they may take `budget_fraction`."""
     budget_fraction: Annotated[float | None, Needs.NOTHING] = Field(
         None, gt=0, le=1, allow_inf_nan=False, examples=[0.75]
     )
     """All workers together may take this share of the machine's memory (of the unified memory on a
     Mac), where `budget_bytes` does not say how much. Without it they may take 0.75, and on a Mac
-    what the GPU may have less 1 GiB, which is more on large ones and less on small ones, and which
-    neither key raises."""
+    what the GPU may have, less 1 GiB, which is more on large ones and less on small ones. Neither
+    key raises that."""
     os_reserve_bytes: Annotated[Size, Needs.NOTHING] = ByteSize(2 * 1024**3)
     """The budget never takes this part of the machine's memory."""
     soft_line: Annotated[float, Needs.NOTHING] = Field(0.92, gt=0, le=1, allow_inf_nan=False)

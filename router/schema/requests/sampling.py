@@ -120,7 +120,7 @@ class SamplingFields(ParameterFields):
     assistant_confidence_threshold: _Share | None = None
     """A draft model stops guessing when it is less sure than this. Default: the model's."""
     max_ngram_size: Annotated[int, Field(ge=1, le=MAX_NGRAM)] | None = None
-    """For prompt lookup: the longest run of tokens that is looked for. More than 8 is as 8.
+    """For prompt lookup: the longest run of tokens that is looked for. Values above 8 act as 8.
     Default: the model's."""
 
 
