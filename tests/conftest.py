@@ -67,6 +67,7 @@ settings.load_profile("lmx")
 if not WHOLE:
     # Hypothesis also draws constants of those of our modules that are imported by then: the
     # examples would depend on which tests a process has run before.
+    assert hasattr(providers, "_get_local_constants")
     vars(providers)["_get_local_constants"] = lambda: providers._local_constants
 
 

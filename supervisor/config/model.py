@@ -191,7 +191,7 @@ class ModelConfig(Section):
     """How many requests may wait for a row. One more gets a 429."""
     max_queue_s: Annotated[Seconds, Needs.WORKER] = 300.0
     """A request that has waited this long for its turn gets a 503: for the prompt before it to be
-    read, for images and sounds to be decoded, or for a row."""
+    read, for the turn of its images and sounds to be decoded, or for a row."""
     default_max_tokens: Annotated[int | None, Needs.WORKER] = Field(
         None, ge=1, le=_MOST_TOKENS, examples=[1024]
     )

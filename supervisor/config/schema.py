@@ -164,7 +164,8 @@ class MemoryConfig(Section):
 
     budget_bytes: Annotated[Size | None, Needs.NOTHING] = Field(None, examples=["48GiB"])
     """All workers together may take this much, as far as `os_reserve_bytes` leaves it, and on a Mac
-    never more than what the GPU may have, less 1 GiB. Without it they may take `budget_fraction`."""
+    never more than what the GPU may have, less 1 GiB. Without it they may take
+    `budget_fraction`."""
     budget_fraction: Annotated[float | None, Needs.NOTHING] = Field(
         None, gt=0, le=1, allow_inf_nan=False, examples=[0.75]
     )

@@ -373,6 +373,7 @@ async def test_thousands_of_requests_stay_smooth(page: Page) -> None:
             const began = performance.now(); work(); const spent = performance.now() - began;
             await frame(); return spent;
           }};
+          const quartile = (times) => times.sort((a, b) => a - b)[times.length >> 2];
           const made = {{}};
           for (const many of [100, {MANY}]) {{
             const live = Array.from({{ length: many }}, (_, number) => shape(number));
@@ -389,7 +390,7 @@ async def test_thousands_of_requests_stay_smooth(page: Page) -> None:
             }}
             list.scrollTop = 0;
             await frame();
-            made[many] = {{ told_ms: Math.min(...times.told), frame_ms: Math.min(...times.frame),
+            made[many] = {{ told_ms: quartile(times.told), frame_ms: quartile(times.frame),
               rows: document.querySelectorAll(".request").length }};
           }}
           return made;

@@ -21,7 +21,7 @@ TOLERANCE_BYTES = WEIGHTS_BYTES // 4
 that tests run on come and go with."""
 
 STEADY_BYTES = 16 * MIB
-STEADY_S = 30.0
+STEADY_S = 5.0
 """For how long a look is wanted during which other programs changed by no more than that."""
 
 SUPERVISOR_GROWTH_BYTES = 8 * MIB
