@@ -55,7 +55,7 @@ def probe_media(
     plain = copy.copy(forward)
     # Rounded keys are not what is tried here.
     plain.kv_quantization = None
-    works = set()
+    works: set[MediaKind] = set()
     for kind in sorted(needs.kinds):
         try:
             prompt, other = (encode(_source(kind, needs, seed)) for seed in range(2))
@@ -70,17 +70,14 @@ def probe_media(
             works.add(kind)
         else:
             log.warning("media.unsupported", kind=kind.value, off=off, blind=blind, advice=_ADVICE)
-    return _narrowed(needs, frozenset(works)) if works else None
-
-
-def _narrowed(needs: MediaNeeds, works: frozenset[MediaKind]) -> MediaNeeds:
     hears = MediaKind.AUDIO in works
-    return replace(
+    narrowed = replace(
         needs,
-        kinds=works,
+        kinds=frozenset(works),
         sample_rate_hz=needs.sample_rate_hz if hears else None,
         audio_in_video=needs.audio_in_video and hears and MediaKind.VIDEO in works,
     )
+    return narrowed if works else None
 
 
 _ADVICE: Final = "requests with it are refused; the model can be used with text"

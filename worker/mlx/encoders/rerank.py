@@ -236,7 +236,7 @@ class _Judge:
         return list(self._tokenizer.encode(text, add_special_tokens=False, **options))
 
 
-def _float32_logits(head: Any, hidden: mx.array, ids: Sequence[int]) -> mx.array:
+def _float32_logits(head: Any, hidden: mx.array, ids: list[int]) -> mx.array:
     """Return the logits of a few tokens alone. In 16 bits the difference of two large ones would
     have few digits, and a copy of the whole head in 32 bits would take gigabytes."""
     rows = mx.array(ids)

@@ -41,11 +41,6 @@ _UNSCALED: Final[Mapping[str, Mapping[str, Any]]] = {
 """What makes no difference, for classes that must be given a scaling."""
 
 
-class RopeError(ValueError):
-    """The rotary embeddings are described in a way that the model's class can't compute. The
-    message continues a sentence that begins with "config.json"."""
-
-
 class Rope(NamedTuple):
     """A section of config.json with the keys that its model's class reads."""
 
@@ -61,14 +56,13 @@ def with_rope(section: Mapping[str, Any], reads: Collection[str]) -> Rope:
     ``reads`` are those keys. What the section says itself stays.
     """
     made = dict(section)
-    try:
-        _describe(made, section, reads)
-    except RopeError as error:
-        return Rope(made, str(error))
-    return Rope(made)
+    return Rope(made, _describe(made, section, reads))
 
 
-def _describe(made: dict[str, Any], section: Mapping[str, Any], reads: Collection[str]) -> None:
+def _describe(
+    made: dict[str, Any], section: Mapping[str, Any], reads: Collection[str]
+) -> str | None:
+    """Add the keys, and return what is ignored."""
     kind = str(section.get("model_type"))
     described = section.get(_KEY)
     scalings: list[Any] = []
@@ -78,7 +72,8 @@ def _describe(made: dict[str, Any], section: Mapping[str, Any], reads: Collectio
             if _KEY not in reads or {"rope_theta", "rope_scaling"}.intersection(reads):
                 _set(made, described)
         elif _KEY not in reads:
-            _set_by_layer(made, described, reads)
+            if remark := _set_by_layer(made, described, reads):
+                return remark
         else:
             scalings += described.values()
         for key, name in _OTHER_NAMES.items():
@@ -92,9 +87,10 @@ def _describe(made: dict[str, Any], section: Mapping[str, Any], reads: Collectio
         if not isinstance(scaling, Mapping) or not _is_scaled(scaling):
             continue
         if ignored or _kind(scaling) not in _SCALINGS.get(kind, (_kind(scaling),)):
-            raise RopeError(f"scales its rotary embeddings ({_kind(scaling)})")
+            return f"scales its rotary embeddings ({_kind(scaling)})"
     if kind in _WHOLE_HEADS and made.get("partial_rotary_factor", 1.0) != 1.0:
-        raise RopeError(f"rotates {made['partial_rotary_factor']} of each head")
+        return f"rotates {made['partial_rotary_factor']} of each head"
+    return None
 
 
 def with_needed_scaling(whole: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,10 +137,10 @@ def factors_for(section: Mapping[str, Any], context_tokens: int) -> tuple[dict[s
 
 def _set_by_layer(
     made: dict[str, Any], described: Mapping[str, Any], reads: Collection[str]
-) -> None:
+) -> str | None:
     whole = described.get(_GLOBAL_LAYERS) or described.get(_LOCAL_LAYERS)
     if whole is None or not described.keys() <= {_GLOBAL_LAYERS, _LOCAL_LAYERS}:
-        raise RopeError(f"has {_KEY} for {', '.join(sorted(described))}")
+        return f"has {_KEY} for {', '.join(sorted(described))}"
     _set(made, whole)
     local = described.get(_LOCAL_LAYERS, whole)
     own_key = next((key for key in _LOCAL_THETAS if key in reads), None)
@@ -152,10 +148,11 @@ def _set_by_layer(
         # The class has a default of its own for these layers.
         if "rope_theta" in local:
             made.setdefault(own_key, local["rope_theta"])
-        return
+        return None
     plain_ones = made.get("model_type") in _SCALES_GLOBAL_LAYERS and not _is_scaled(local)
     if local != whole and not (plain_ones and local.get("rope_theta") == whole.get("rope_theta")):
-        raise RopeError(f"has other {_KEY} for {_LOCAL_LAYERS} than for {_GLOBAL_LAYERS}")
+        return f"has other {_KEY} for {_LOCAL_LAYERS} than for {_GLOBAL_LAYERS}"
+    return None
 
 
 def _set(made: dict[str, Any], described: Mapping[str, Any]) -> None:

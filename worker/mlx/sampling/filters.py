@@ -142,14 +142,10 @@ def filter_all(weights: mx.array, filters: Filters) -> mx.array:
     return _above_min_p(weights, filters.min_p)
 
 
-def lane_sums(rows: mx.array) -> mx.array:
-    """Return [rows, LANES]: the sums of every LANES-th column."""
-    return rows.reshape(rows.shape[0], -1, LANES).sum(axis=1)
-
-
 def _row_sums(rows: mx.array) -> mx.array:
-    sums = lane_sums(rows) if rows.shape[-1] % LANES == 0 else rows
-    return sums.sum(axis=-1, keepdims=True)
+    if rows.shape[-1] % LANES == 0:
+        rows = rows.reshape(rows.shape[0], -1, LANES).sum(axis=1)
+    return rows.sum(axis=-1, keepdims=True)
 
 
 def _above_min_p(weights: mx.array, min_p: mx.array | None) -> mx.array:

@@ -52,11 +52,6 @@ def load_network(folder: Path, advanced: LoadReporter) -> tuple[SpeechNetwork, A
     return SpeechNetwork(model, vocabulary, _alignment_heads(settings, model)), tokenizer
 
 
-def compute_type() -> mx.Dtype:
-    """Return the type of numbers to compute with."""
-    return mx.float16 if computing_bytes() == 2 else mx.float32
-
-
 def _tokenizer(folder: Path) -> Any:
     if not (folder / "tokenizer.json").is_file():
         raise OperationError(
@@ -72,7 +67,7 @@ def _model(folder: Path, config: dict[str, Any]) -> Any:
         dimensions = ModelDimensions.from_dict(config)
         if dimensions.n_audio_ctx != _WINDOW_POSITIONS:
             raise ValueError(f"a window has {dimensions.n_audio_ctx} positions")
-        model = Model(dimensions, compute_type())
+        model = Model(dimensions, mx.float16 if computing_bytes() == 2 else mx.float32)
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID,

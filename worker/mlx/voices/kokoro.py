@@ -23,14 +23,12 @@ _MOST_CHARS: Final = 160
 _MOST_PHONEMES: Final = 200
 """A sound of 14 s. The model takes 510, but says the last ones of so many badly."""
 
-DEFAULT: Final = "af_heart"
-
 
 class KokoroVoice:
     """A ``SpeechModel``."""
 
     own_speed = True
-    default = DEFAULT
+    default = "af_heart"
 
     def __init__(self, model: Any, voices: Mapping[str, Path]) -> None:
         """Raises :class:`lmx.protocol.errors.OperationError` if espeak-ng is not installed."""

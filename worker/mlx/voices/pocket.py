@@ -29,7 +29,6 @@ from mlx_audio.tts.models.pocket_tts.pocket_tts import (  # noqa: E402
 __all__ = ["Model", "ModelConfig", "PocketVoice", "make_pocket"]
 
 _MOST_CHARS: Final = 200
-DEFAULT: Final = "alba"
 
 _LETTERS_PER_S: Final = 4
 _OTHERS_PER_S: Final = 2
@@ -55,7 +54,7 @@ class PocketVoice:
     is said at a time, and the part of a sentence that was dropped leaves nothing behind."""
 
     own_speed = False
-    default = DEFAULT
+    default = "alba"
 
     def __init__(self, model: Any, voices: Mapping[str, Path]) -> None:
         self.model = model
