@@ -127,11 +127,11 @@ def test_what_the_documents_say_can_be_done(
         assert run_readme(url, environment, tmp_path) >= 3
         print(f"{run_lmx_lines(program, url, environment, tmp_path)} commands of the documents")
         run(program, "stop", **environment)
-        assert demo.wait(60) == 0, output.read_text()
+        assert demo.wait(180) == 0, output.read_text()
     finally:
         if demo.poll() is None:
             os.killpg(demo.pid, signal.SIGINT)
-            demo.wait(60)
+            demo.wait(180)
 
 
 def address(demo: subprocess.Popen[bytes], output: Path) -> str:

@@ -148,7 +148,7 @@ def test_what_a_killed_worker_left_is_removed(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     ended = subprocess.Popen(["true"])
-    ended.wait(60)
+    ended.wait(180)
     left, used = (tmp_path / f"lmx-folder-{pid}-x" for pid in (ended.pid, os.getppid()))
     for folder in (left, used):
         folder.mkdir()

@@ -69,7 +69,7 @@ def caddy_arguments(folder: Path, port: int, site: str) -> list[str]:
         storage file_system {folder / "caddy"}
     }}
     """
-    version = subprocess.run(["caddy", "version"], capture_output=True, text=True, timeout=60)
+    version = subprocess.run(["caddy", "version"], capture_output=True, text=True, timeout=180)
     if version.stdout.removeprefix("v").startswith("2.6.2"):
         # Debian 12's. With a limit (max_buffer_size) it looks for more of the request all the same.
         site = re.sub("request_buffers .*", "buffer_requests", site)
@@ -83,7 +83,7 @@ def nginx_arguments(folder: Path, port: int, site: str) -> list[str]:
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
          "-nodes", "-days", "2", "-subj", f"/CN={NAME}", "-keyout", folder / "lmx.key",
          "-out", folder / "lmx.pem"],
-        check=True, capture_output=True, timeout=60,
+        check=True, capture_output=True, timeout=180,
     )  # fmt: skip
     site = site.replace("listen 443", f"listen 127.0.0.1:{port}").replace("/etc/ssl", str(folder))
     (folder / "lmx.conf").write_text(site)

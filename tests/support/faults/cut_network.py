@@ -43,7 +43,7 @@ class CutNetwork:
         opened = threading.Event()
         thread = threading.Thread(target=self._run, args=(opened,), daemon=True)
         thread.start()
-        assert opened.wait(60)
+        assert opened.wait(180)
         try:
             yield
         finally:

@@ -83,7 +83,7 @@ class SlowContext:
         self.reading += 1
         self.reads += 1
         self.most = max(self.most, self.reading)
-        self.go.wait(60)
+        self.go.wait(180)
         self.reading -= 1
         if self.reads == 1:
             raise OSError("no such file")

@@ -236,7 +236,7 @@ def test_the_machines_of_a_network_are_asked_at_once_whatever_else_is_announced(
 
     class Info(ServiceInfo):
         def request(self, *_: Any, **__: Any) -> bool:
-            all_asked.wait(60)
+            all_asked.wait(180)
             self.server, self.port = "studio.local.", 8000
             return not self.name.startswith("silent")
 

@@ -90,7 +90,7 @@ def test_another_key_gets_nothing_in_nor_out(door: FollowerDoor) -> None:
     thread.join(90)
     # Who does not speak CURVE at all is no end of it.
     host, _, port = endpoints[0].removeprefix("tcp://").rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=60) as plain:
+    with socket.create_connection((host, int(port)), timeout=180) as plain:
         plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
     known, _ = follow(door, endpoints[0], right)
     known.sendall(b"me")

@@ -154,7 +154,7 @@ class Rig:
     def decode(self, items: Any, blobs: Any, needs: Any) -> tuple[Any, ...]:
         """Stand for the decoder."""
         self.decoded.append(bytes(blobs[0]))
-        assert self.may_decode.wait(60)
+        assert self.may_decode.wait(180)
         return (SimpleNamespace(size_bytes=self.picture_bytes),)
 
     def engine_broke(self, error: Exception) -> None:

@@ -60,7 +60,7 @@ async def events(socket: aiohttp.ClientWebSocketResponse) -> list[dict[str, Any]
     while not found or found[-1]["type"] not in (
         "response.completed", "response.failed", "response.incomplete", "error",
     ):  # fmt: skip
-        text = await socket.receive_str(timeout=60)
+        text = await socket.receive_str(timeout=180)
         event = EVENT.validate_json(text, strict=True)
         assert {path.rpartition(".")[2] for path in extras_of(event)} <= OURS
         found.append(json.loads(text))
@@ -69,7 +69,7 @@ async def events(socket: aiohttp.ClientWebSocketResponse) -> list[dict[str, Any]
 
 async def closed(socket: aiohttp.ClientWebSocketResponse) -> int | None:
     """The code with which a connection is closed."""
-    while (await socket.receive(timeout=60)).type not in (
+    while (await socket.receive(timeout=180)).type not in (
         aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR,
     ):  # fmt: skip
         pass
@@ -229,7 +229,7 @@ async def test_a_client_that_leaves_cancels_what_is_under_way() -> None:
         async with connected(rig) as socket:
             await say(socket)
             await say(socket, "never")
-            while json.loads(await socket.receive_str(timeout=60))["type"] != (
+            while json.loads(await socket.receive_str(timeout=180))["type"] != (
                 "response.output_text.delta"
             ):
                 pass

@@ -112,7 +112,7 @@ class Agents(Mac):
         job = plistlib.loads(Path(command[3]).read_bytes())
         self.loaded.append(f"{command[2]}/{job['Label']}")
         if not self.changes.get("never"):
-            subprocess.run(job["ProgramArguments"], check=True, timeout=60)
+            subprocess.run(job["ProgramArguments"], check=True, timeout=180)
         return ""
 
     def text(self, path: Path, most_bytes: int) -> str:
