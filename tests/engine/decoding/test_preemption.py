@@ -1,5 +1,6 @@
 """A row that was preempted goes on where it was: its tokens are those that it has alone."""
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from lmx.worker.engine.values import BeamSearch, ConstraintSource, SequenceSampl
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.models.vlm_models import make_vlm_model
 from tests.support.rigs.conformance import without_processors
-from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
+from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, Plain, spec_of
 
 PROMPT = [token % 90 + 1 for token in range(100)]
 OTHER = list(range(1, 40))
@@ -83,6 +84,49 @@ def test_a_preempted_row_has_the_tokens_and_scores_that_it_has_alone(runner: Eng
         assert runner.tokens[row] == runner.tokens[alone], runner.requests[row].sampling
         scores = [[score.logprob for score in runner.scores[one]] for one in (row, alone)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_5"])
+def test_the_logprobs_of_rows_that_come_back_are_those_of_one_forward(
+    tmp_path: Path, kind: str
+) -> None:
+    """Of the model alone: just after a join, beside a place that is free, with and without what was
+    stored."""
+    folder = make_tiny_model(tmp_path, kind)
+    runner = EngineRunner(
+        spec_of(folder, max_decode_stall_s=60, prefix_cache=PrefixCacheSpec(64 << 20))
+    )
+    prompts = [random.Random(length).choices(range(1, 90), k=length) for length in (70, 76, 73)]
+    rows = [runner.admit(prompt, HOT, 80, top_logprobs=0) for prompt in prompts[:2]]
+    leaving = runner.admit(OTHER * 2, HOT, 400)
+    rows.append(runner.admit(prompts[2], HOT, 80, top_logprobs=0))
+    run_until(runner, rows[2], 1)
+    back = preempt(runner, rows[2])
+    run_until(runner, rows[0], 8)
+    back()
+    run_until(runner, rows[2], 24)
+    runner.remove(leaving)
+    come_back = [preempt(runner, row) for row in rows[1:]]
+    run_until(runner, rows[0], len(runner.tokens[rows[0]]) + 3)
+    for back in come_back:
+        back()
+    run_until(runner, rows[1], len(runner.tokens[rows[1]]) + 2)
+    assert runner.started[rows[1]].cached_tokens > len(prompts[1])
+    back = preempt(runner, rows[1])
+    for _ in range(30):
+        runner.resident.shrink()
+    back()
+    runner.finish()
+    assert runner.started[rows[1]].cached_tokens == 0
+    plain = Plain(folder)
+    for prompt, row in zip(prompts, rows, strict=True):
+        tokens = runner.tokens[row]
+        assert len(tokens) == len(runner.scores[row]) == 80
+        right = plain.logprobs(prompt + tokens)
+        expected = [
+            right[len(prompt) - 1 + place, token].item() for place, token in enumerate(tokens)
+        ]
+        assert [one.logprob for one in runner.scores[row]] == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_row_is_preempted_in_the_middle_of_its_prompt(folder: Path) -> None:
