@@ -3,6 +3,8 @@
 Every error names the key, the value and what is allowed, all of them at once.
 """
 
+import contextlib
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -337,6 +339,9 @@ def _apply_variables(
 def _models_from_variable(text: str) -> Any:
     """Raises ``ValueError`` or ``yaml.YAMLError``."""
     if text.lstrip().startswith("["):
+        # lmx writes JSON itself. YAML reads its escapes of characters beyond U+FFFF as two halves.
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(text)
         try:
             return yaml.safe_load(text)
         except (LookupError, AttributeError, RecursionError) as error:

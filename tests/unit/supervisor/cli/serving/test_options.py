@@ -111,6 +111,18 @@ def test_paths_in_the_variable_are_from_where_lmx_is_started(
     assert os.environ["LMX_MODELS"] == before
 
 
+def test_characters_beyond_the_basic_plane_in_models(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMX_MODELS", "m=./\U0001f600")
+    assert served().models[0].source == str(home / "\U0001f600")
+    monkeypatch.setenv("LMX_MODELS", "")
+    (home / "lmx.yaml").write_text(
+        "models: [{id: m, source: /x, chat_template_kwargs: {g: \U0001f600}}]", encoding="utf-8"
+    )
+    assert served("m").models[0].chat_template_kwargs == {"g": "\U0001f600"}
+
+
 def test_a_folder_in_the_variable_is_no_repository(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
