@@ -4,6 +4,7 @@ Every error names the key, the value and what is allowed, all of them at once.
 """
 
 import contextlib
+import copy
 import json
 import os
 import re
@@ -334,6 +335,23 @@ def _apply_variables(
             other = key == ("server", "host") and not isinstance(value, str)
             target[key[-1]] = text if other else value
     return applied
+
+
+def absolute_models(text: str, folder: Path) -> str:
+    """Return the value of ``LMX_MODELS`` with absolute paths of models: what is not absolute is
+    below a folder. A value that needs no change, or is invalid, stays as it is."""
+    try:
+        models = _models_from_variable(text)
+        absolute = copy.deepcopy(models)
+        for model in absolute if isinstance(absolute, list) else []:
+            if isinstance(model, dict):
+                _make_absolute(model, folder)
+        written = json.dumps(absolute)
+        # JSON would hide mistakes: it has words for keys that are numbers, for example.
+        same = absolute == models or json.loads(written) != absolute
+    except (ValueError, TypeError, RecursionError, yaml.YAMLError):
+        return text
+    return text if same else written
 
 
 def _models_from_variable(text: str) -> Any:

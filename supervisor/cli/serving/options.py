@@ -123,28 +123,26 @@ def _settle_variable(text: str) -> None:
     """Refuse a folder in ``LMX_MODELS`` that would be taken for a repository, and make its paths
     absolute: the supervisor may continue in another folder. What else is wrong there the
     configuration says."""
+    from lmx.supervisor.config.load import absolute_models
     from lmx.supervisor.config.sources import (
         SourceError,
-        absolute_source,
         parse_models_variable,
         refuse_folder_as_repository,
     )
 
-    if text.lstrip().startswith("["):
-        return
-    try:
-        pairs = parse_models_variable(text)
-    except SourceError:
-        return
-    try:
-        for _, source in pairs:
-            refuse_folder_as_repository(source)
-    except SourceError as error:
-        raise OperationError(ErrorCode.CONFIG_INVALID, f"LMX_MODELS: {error}") from error
-    absolute = [(name, absolute_source(source, Path.cwd())) for name, source in pairs]
-    if absolute != pairs:
-        entries = [{"id": name, "source": source} for name, source in absolute]
-        os.environ["LMX_MODELS"] = json.dumps(entries)
+    if not text.lstrip().startswith("["):
+        try:
+            pairs = parse_models_variable(text)
+        except SourceError:
+            return
+        try:
+            for _, source in pairs:
+                refuse_folder_as_repository(source)
+        except SourceError as error:
+            raise OperationError(ErrorCode.CONFIG_INVALID, f"LMX_MODELS: {error}") from error
+    absolute = absolute_models(text, Path.cwd())
+    if absolute != text:
+        os.environ["LMX_MODELS"] = absolute
 
 
 def _entries(names: Sequence[str], config: Path | None) -> list[dict[str, Any]]:

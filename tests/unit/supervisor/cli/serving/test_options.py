@@ -109,6 +109,34 @@ def test_paths_in_the_variable_are_from_where_lmx_is_started(
     before = os.environ["LMX_MODELS"]
     settle_handover(Home(home), None, None)
     assert os.environ["LMX_MODELS"] == before
+    monkeypatch.chdir(home)
+    monkeypatch.setenv(
+        "LMX_MODELS",
+        "[{id: m, source: ./m, chat_template: t.jinja, adapters: {a: ./a}}, {id: h, source: o/h}]",
+    )
+    settle_handover(Home(home), None, None)
+    monkeypatch.chdir("/")
+    model, of_hub = load_config(None, os.environ).models
+    assert (model.source, model.chat_template) == (str(home / "m"), str(home / "t.jinja"))
+    assert (model.adapters, of_hub.source) == ({"a": str(home / "a")}, "o/h")
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        "[{id: a, source: /x}]",
+        "[{id: a, source: ./x, engine_options: {1: x}}]",
+        "[{id: a, source: ./x, engine_options: {d: 2026-11-28}}]",
+        "[{id: a, source: ./x, size: 2025-02-30}]",
+        "[{id: a",
+    ],
+)
+def test_a_variable_without_paths_or_with_mistakes_stays(
+    models: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMX_MODELS", models)
+    settle_handover(Home(home), None, None)
+    assert os.environ["LMX_MODELS"] == models
 
 
 def test_characters_beyond_the_basic_plane_in_models(
