@@ -199,6 +199,8 @@ def _check_inner(value: Any, place: str, levels: int = _MOST_LEVELS) -> None:
                 problem = "it is a whole number of more than 64 bits"
         case date():
             problem = "it is read as a date: write it in quotes"
+        case float() if not math.isfinite(value):
+            problem = "it is not a finite number"
         case None | float():
             pass
         case _:

@@ -116,6 +116,10 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
             ["models.a.tokenizer_config", "a.1: it is a whole number of more than 64 bits"],
         ),
         (
+            "models: [{id: a, source: /x, engine_options: {c: [1.5, .nan]}}]",
+            ["models.a.engine_options", "c.1: it is not a finite number"],
+        ),
+        (
             "models: [{id: a, source: /x, engine_options: {c: !!set {d, e}}}]",
             ["models.a.engine_options", "c: it must be a text, a number"],
         ),
