@@ -339,9 +339,8 @@ _MOST_BYTES: Final = 24 * 1000**2
 
 def image_part(name: str) -> dict[str, Any]:
     """Return the part of a message that is an image. Raises :class:`OperationError`."""
-    kind = (
-        mimetypes.guess_type(Path(name).name)[0] or "image/png"
-    )  # lmx itself looks at the content
+    # A name alone may look like a URL. lmx itself looks at the content.
+    kind = mimetypes.guess_type(f"/{Path(name).name}")[0] or "image/png"
     return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{_content(name)}"}}
 
 

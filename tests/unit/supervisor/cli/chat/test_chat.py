@@ -140,14 +140,12 @@ def test_files_become_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     file.write_bytes(b"abc")
     data = base64.b64encode(b"abc").decode()
     assert image_part(str(file))["image_url"]["url"] == f"data:image/jpeg;base64,{data}"
-    # Python takes a path like this one for a URL.
+    # Python takes paths like these for URLs.
     (tmp_path / "data:text").mkdir()
-    odd = tmp_path / "data:text" / "plain,a.gif"
-    odd.write_bytes(b"abc")
     monkeypatch.chdir(tmp_path)
-    assert image_part(str(odd.relative_to(tmp_path)))["image_url"]["url"].startswith(
-        "data:image/gif;"
-    )
+    for odd in ("data:text/plain,a.gif", "data:text,a.gif"):
+        Path(odd).write_bytes(b"abc")
+        assert image_part(odd)["image_url"]["url"].startswith("data:image/gif;")
     assert audio_part(str(file.rename(tmp_path / "a.mp3")))["input_audio"] == {
         "data": data, "format": "mp3",
     }  # fmt: skip
