@@ -18,7 +18,7 @@ from lmx.supervisor.core.core import Core
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.decisions.ledger import format_bytes
 from lmx.supervisor.inventory.added import AddedModels
-from lmx.supervisor.memory.inspection import Inspection, Question
+from lmx.supervisor.memory.inspection import Inspection, Question, refuse_unread
 
 _LEAST_CONTEXT_TOKENS: Final = 16
 _POLL_S: Final = 0.02
@@ -108,7 +108,9 @@ class Loading:
             return False
         if not isinstance(source, HubSource) or source.repo_id != name:
             return False
-        return (await self._inspect(Question(name))).whole
+        found = await self._inspect(Question(name))
+        refuse_unread(found)
+        return found.whole
 
     def _refuse_context(self, slot: Slot, context_length: int) -> None:
         refusal = context_refusal(slot.model.id, context_length, slot.files.facts.context_tokens)

@@ -21,7 +21,7 @@ from lmx.supervisor.decisions.forecast import Forecast, forecast, without
 from lmx.supervisor.decisions.placement import infeasible_reason
 from lmx.supervisor.decisions.placement_view import PlacementView, Waiting
 from lmx.supervisor.memory.estimate_lines import lines_of
-from lmx.supervisor.memory.inspection import Inspection, Question
+from lmx.supervisor.memory.inspection import Inspection, Question, refuse_unread
 from lmx.supervisor.memory.plan import Estimate, MemoryPlan
 
 _CONTEXT_STEP_TOKENS: Final = 256
@@ -86,13 +86,14 @@ class Planning:
 
     async def plan(self, question: PlanLoad) -> LoadPlan:
         """Return the plan. Raises :class:`LmxError`: MODEL_NOT_FOUND, MODEL_SOURCE_INVALID,
-        QUEUE_FULL where too many models are looked up on the hub, and INVALID_VALUE for a context
-        that the model can't have."""
+        QUEUE_FULL where too many models are looked up on the hub or the files can't be read now,
+        and INVALID_VALUE for a context that the model can't have."""
         model = self._model(question)
         asked, download_bytes = question_of(model), question.download_bytes
         if question.folder is not None:
             asked = replace(asked, path=question.folder)
         found = await self._inspect(asked)
+        refuse_unread(found)
         if not found.whole:
             try:
                 download_bytes, found = await self._preview(asked)

@@ -22,7 +22,7 @@ from lmx.supervisor.config.sources import HubSource, SourceError, folder_path, p
 from lmx.supervisor.core.inspect_files import question_of
 from lmx.supervisor.events import Events
 from lmx.supervisor.inventory.added_file import AddedFile
-from lmx.supervisor.memory.inspection import Inspection, Question
+from lmx.supervisor.memory.inspection import Inspection, Question, refuse_unread
 from lmx.supervisor.memory.plan import context_problem
 
 if TYPE_CHECKING:
@@ -141,12 +141,18 @@ class AddedModels:
         The model's files on this machine are read first, and the model is not added if they can't
         be read. If the model is known already with the same source and context, only its
         parameters change, and only if it was added. Raises :class:`LmxError`: MODEL_EXISTS,
-        MODEL_SOURCE_INVALID, INVALID_VALUE with the ``param`` that it is about, SHUTTING_DOWN.
+        MODEL_SOURCE_INVALID, INVALID_VALUE with the ``param`` that it is about, SHUTTING_DOWN, and
+        QUEUE_FULL where the files can't be read now.
         """
+        await self._add(question, self._inspect)
+
+    async def _add(
+        self, question: AddModel, inspect: Callable[[Question], Awaitable[Inspection]]
+    ) -> None:
         self._core.refuse_while_stopping()
         model = read_added(question)
         if known_model(self._settings.current, model) is None:
-            refuse_unreadable(model, await self._inspect(question_of(model)))
+            refuse_unreadable(model, await inspect(question_of(model)))
             self._core.refuse_while_stopping()
         # Somebody may have added it meanwhile.
         known = known_model(self._settings.current, model)
@@ -156,12 +162,15 @@ class AddedModels:
             return
         self._apply({**self._models, model.id: model}, self._now_s())
 
-    async def serve(self, question: AddModel) -> str:
+    async def serve(
+        self, question: AddModel, inspect: Callable[[Question], Awaitable[Inspection]]
+    ) -> str:
         """Serve a model unless its source is served already, and return the id under which it is.
-        Raises what :meth:`add` raises, for example when the name is taken."""
+        ``inspect`` reads its files, as long as that takes where no client waits. Raises what
+        :meth:`add` raises, for example when the name is taken."""
         known = served_as(self._settings.current, question.source)
         if known is None:
-            await self.add(question)
+            await self._add(question, inspect)
         return known or question.model_id
 
     def remove(self, model_id: str, now_s: float) -> int | None:
@@ -222,6 +231,7 @@ def known_model(config: Config, model: AddedModelConfig) -> ModelConfig | None:
 def refuse_unreadable(model: AddedModelConfig, found: Inspection) -> None:
     """Refuse a model whose files can't be served. About a repository that is not on this machine
     yet nothing is known here, and its load will say what is wrong."""
+    refuse_unread(found)
     problem = found.source_problem or found.problem
     if problem is not None:
         raise RequestError(ErrorCode.MODEL_SOURCE_INVALID, problem, param="source")

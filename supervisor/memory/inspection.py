@@ -11,7 +11,7 @@ import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from lmx.protocol.errors import ProtocolError
+from lmx.protocol.errors import ErrorCode, ProtocolError, UnavailableError
 from lmx.protocol.models.default_engine import MLX_ENGINE
 from lmx.protocol.models.memory import MemoryModel
 from lmx.protocol.models.ranks import Parallel
@@ -30,6 +30,7 @@ _MOST_TOKENS: Final = 2**31
 _LONGEST_PATH: Final = 4096
 _LONGEST_TEXT: Final = 2000
 _LONGEST_FAMILY: Final = 80
+_RETRY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,14 @@ class Inspection:
     def whole(self) -> bool:
         """Whether all of the model is on this machine."""
         return self.path is not None and self.missing is None
+
+
+def refuse_unread(found: Inspection) -> None:
+    """Raise :class:`UnavailableError` (queue_full) where the machine is to blame that files were
+    not read: nothing is known about them then."""
+    if found.by_host:
+        message = f"{found.problem} (try again in a few seconds)"
+        raise UnavailableError(ErrorCode.QUEUE_FULL, message, retry_after_s=_RETRY_S)
 
 
 def shown(text: str, longest: int = _LONGEST_TEXT) -> str:

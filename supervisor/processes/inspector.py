@@ -161,7 +161,7 @@ class Inspector:
             async with asyncio.timeout(None if answer_s is None else _LONGEST_SOON_S - answer_s):
                 await self._turn.acquire()
         except TimeoutError as error:
-            raise _NoReaderError("the files of other models are read for so long") from error
+            raise _NoReaderError("lmx is still reading the files of other models") from error
         waited_s = time.monotonic() - began_s
         try:
             if self._closing:

@@ -432,7 +432,9 @@ def _follow_changes(
 def _downloads(base: _Base, processes: Processes, core: Core, added: AddedModels) -> Downloads:
     async def serve(download: Download, path: Path) -> str | None:
         question = download.to_serve(path)
-        model_id = None if question is None else await added.serve(question)
+        model_id = (
+            None if question is None else await added.serve(question, processes.inspector.inspect)
+        )
         if model_id is not None:
             core.files_changed(model_id)
         core.flush(time.monotonic())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmx.protocol.errors import ErrorCode, LmxError, OperationError
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError, UnavailableError
 from lmx.protocol.messages.control import PinModel, PlanLoad
 from lmx.protocol.states import LoadOutcome, ModelKind
 from lmx.supervisor.config.schema import ModelConfig
@@ -133,6 +133,19 @@ async def test_the_longest_context_is_the_last_that_fits(folder: Path) -> None:
     refused = await work.plan(PlanLoad("m", plan.longest_context))
     assert refused.outcome is LoadOutcome.IMPOSSIBLE
     assert "lmx unpin other" in refused.detail
+
+
+async def test_the_hub_is_not_asked_for_files_that_can_not_be_read_now(folder: Path) -> None:
+    work, asked = planning(rig_with(folder))
+
+    async def busy(question: Question) -> Inspection:
+        return Inspection(question, problem=f"{question.source} can't be read: busy", by_host=True)
+
+    work._inspect = busy
+    for model in ("m", "org/name"):
+        with pytest.raises(UnavailableError, match="can't be read: busy"):
+            await work.plan(PlanLoad(model))
+    assert not asked
 
 
 async def test_no_list_is_made_of_the_lengths_of_a_context(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.errors import ErrorCode, OperationError, UnavailableError
 from lmx.protocol.messages import control
 from lmx.protocol.messages.inventory import AddModel, RemoveModel
 from lmx.protocol.messages.snapshot import NamePattern, Route
@@ -16,13 +16,14 @@ from lmx.protocol.models.memory import KvLayers
 from lmx.protocol.states import ModelKind
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import Config
+from lmx.supervisor.control.loading import Loading
 from lmx.supervisor.control.reload import Reloader
 from lmx.supervisor.inventory.added import AddedModels
 from lmx.supervisor.inventory.added_file import AddedFile
-from lmx.supervisor.memory.inspection import ModelFacts
+from lmx.supervisor.memory.inspection import Inspection, ModelFacts, Question
 from lmx.supervisor.memory.plan import MemoryPlan
 from tests.support.models.model_folders import write_shard
-from tests.support.rigs.core_rig import CoreRig
+from tests.support.rigs.core_rig import CoreRig, NoFile
 
 
 @pytest.fixture
@@ -236,10 +237,26 @@ def test_only_what_was_added_can_be_removed() -> None:
 async def test_a_source_is_served_once_however_it_is_written(folder: Path) -> None:
     rig = CoreRig({"a": 100})
     rig.operate(AddModel("hub", "org/name"))
-    assert await rig.added.serve(AddModel("other", "org/name@main")) == "hub"
-    assert await rig.added.serve(AddModel("other", "/a/")) == "a"
-    assert await rig.added.serve(AddModel("other", "org/name@v2")) == "other"
+    for source, name in (("org/name@main", "hub"), ("/a/", "a"), ("org/name@v2", "other")):
+        assert await rig.added.serve(AddModel("other", source), rig.inspect) == name
     assert rig.core.slot("other").model.source == "org/name@v2"
+
+
+async def test_files_that_can_not_be_read_now_are_not_refused_for_good(folder: Path) -> None:
+    rig = CoreRig({"a": 100})
+
+    async def busy(question: Question) -> Inspection:
+        return Inspection(question, problem=f"{question.source} can't be read: busy", by_host=True)
+
+    added_models = AddedModels(NoFile(), {}, rig.core, rig.settings, busy, lambda: 0.0)
+    loading = Loading(rig.core, added_models, busy, lambda: 0.0, lambda: False)
+    for asking in (added_models.add(AddModel("new", str(folder))), loading.load("org/name", None)):
+        with pytest.raises(UnavailableError, match="can't be read: busy") as caught:
+            await asking
+        assert (caught.value.code, caught.value.retry_after_s) == (ErrorCode.QUEUE_FULL, 5.0)
+    assert added(rig) == []
+    # Where no client waits, there is time for another way to read them.
+    assert await added_models.serve(AddModel("new", str(folder)), rig.inspect) == "new"
 
 
 def test_nothing_is_added_to_one_that_ends(folder: Path) -> None:

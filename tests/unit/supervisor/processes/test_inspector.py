@@ -166,7 +166,7 @@ async def test_who_waits_for_a_turn_waits_no_longer_than_a_client(
     async with inspector._turn, asyncio.timeout(90):
         monkeypatch.setattr(inspector_module, "_LONGEST_SOON_S", inspector_module._SOON_S + 0.1)
         found = await inspector.inspect_soon(question)
-    assert "the files of other models are read" in (found.problem or "") and found.by_host
+    assert "reading the files of other models" in (found.problem or "") and found.by_host
     assert (await inspector.inspect(question)).problem is None
     await inspector.wait_closed()
 
