@@ -229,8 +229,9 @@ class BatchRunner:
                 await self._change(row, BatchStatus.CANCELLING, "cancelling_s", "cancelled")
                 _log.warning("batches.key_revoked", batch=row.id)
                 return
-            if is_over and status is BatchStatus.IN_PROGRESS:
-                await self._change(row, BatchStatus.FINALIZING, "finalizing_s", "expired")
+            if status is BatchStatus.IN_PROGRESS and (is_over or not row.left):
+                end = "expired" if row.left else row.end
+                await self._change(row, BatchStatus.FINALIZING, "finalizing_s", end)
                 return
         match status:
             case BatchStatus.VALIDATING:
@@ -455,7 +456,7 @@ class BatchRunner:
         yield from others
 
     async def _fetch(self, batch: _Batch) -> None:
-        """Know lines ahead; finish a batch that has none left."""
+        """Know lines ahead; read the records again if none is left."""
         if batch.ready or batch.suspects:
             return
         if not batch.is_exhausted:
@@ -479,8 +480,7 @@ class BatchRunner:
                 # A large batch is not read from its beginning all the time.
                 batch.passed_over, batch.stuck_until_s = False, time.monotonic() + _PLAN_S
             return
-        await self._change(row, BatchStatus.FINALIZING, "finalizing_s", row.end)
-        batch.row = row
+        self._is_stale = True
 
     async def _is_free(self, model_id: str) -> bool:
         """Return whether a line for a model may begin now."""

@@ -350,6 +350,16 @@ async def test_a_drained_machine_begins_no_line(monkeypatch: pytest.MonkeyPatch)
         assert not waiting
 
 
+async def test_a_batch_whose_last_line_ends_on_a_drained_machine_ends_there() -> None:
+    script, waiting = held()
+    async with router_rig(script) as rig, sdk(rig) as client:
+        batch = await begun(client, jsonl(line("a")))
+        await until(lambda: len(waiting) == 1)
+        await rig.publish(*rig.supervisor.models, default=MODEL, drained=True)
+        await waiting[0].finish("x")
+        assert (await ended(client, batch)).status == "completed"
+
+
 async def test_suspects_of_a_quarantined_model_keep_no_other_batch_waiting() -> None:
     script, waiting = held()
     async with router_rig(script, api_keys=KEYS[:1]) as rig, sdk(rig) as client:
