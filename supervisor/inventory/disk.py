@@ -4,6 +4,7 @@ deleted: that is done in :mod:`lmx.supervisor.inventory.deletion`."""
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shutil
 import sys
@@ -14,11 +15,18 @@ from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.memory.files import whole_conversion
+from lmx.supervisor.memory.inspection import shown
 from lmx.supervisor.processes.child import without_own_keys
+
+# The supervisor's log takes it, and a command's goes to stderr: its stdout may be JSON.
+log = logging.getLogger(__name__)
 
 _SCAN_S: Final = 60.0
 _DELETE_S: Final = 3600.0
 """Whatever is large takes long to delete on a slow disk, and half of it deleted helps nobody."""
+
+_MOST_LINES: Final = 20
+_MOST_CHARACTERS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +166,16 @@ async def _hub_main(*arguments: str, within_s: float, done: str) -> Any:
         if process.returncode is None:
             process.kill()
             await process.wait()
+    lines = err.decode(errors="replace").strip().splitlines()
     try:
         answer = json.loads(out)
     except ValueError as error:
-        last = (err.decode(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+        last = (lines or ["it said nothing"])[-1]
         raise OperationError(
-            ErrorCode.INTERNAL, f"the hub's cache can't be read: {last[:500]}"
+            ErrorCode.INTERNAL, f"the hub's cache can't be read: {last[:_MOST_CHARACTERS]}"
         ) from error
     if isinstance(answer, dict) and "error" in answer:
         raise OperationError(ErrorCode.INTERNAL, f"the hub's cache: {answer['error']}")
+    for line in lines[:_MOST_LINES]:
+        log.warning("the hub's cache: %s", shown(line, _MOST_CHARACTERS))
     return answer

@@ -1,6 +1,7 @@
 """What on a disk is a model, whose it is, and what goes when it is deleted."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,18 @@ async def test_a_deletion_may_take_longer_than_a_look(
     monkeypatch.setattr(disk, "_DELETE_S", 0.0)
     with pytest.raises(OperationError, match="not cleared of org/m within 0 s"):
         await disk.delete_from_hub("org/m", ())
+
+
+async def test_what_can_not_be_listed_is_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nprintf 'models--a--b\\033 can not be read\\n' >&2\necho '[]'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))
+    with caplog.at_level(logging.WARNING, logger=disk.__name__):
+        assert await disk.scan_hub() == []
+    assert caplog.messages == [r"the hub's cache: models--a--b\x1b can not be read"]
 
 
 async def test_folders_that_change_meanwhile_are_left_out(
