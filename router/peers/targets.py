@@ -65,8 +65,7 @@ def targets(
     """
     if name is not None:
         plain = untagged(directory, name)
-        # On another server the tag may be a part of the model's own name.
-        if is_known(directory, plain) or not _has_any(links.values(), name):
+        if is_known(directory, plain) or not _has_tagged(links.values(), name, plain):
             name = plain
         model, _, machine = name.rpartition("@")
         if model and not is_known(directory, name):
@@ -162,6 +161,13 @@ def _named(
     if refused is not None and not found and by_alias:
         assert key is not None
         raise key_refusal(Verdict.MODEL, key, Access.INFERENCE, model_id=refused)
+
+
+def _has_tagged(links: Collection[PeerLink], name: str, plain: str) -> bool:
+    """Return whether the tag of a name is a part of a model's own name, as it may be on another
+    server. What a lost peer had decides only where no other one has the model without the tag."""
+    answering = [link for link in links if link.answers]
+    return _has_any(answering, name) or (not _has_any(answering, plain) and _has_any(links, name))
 
 
 def _has_any(links: Iterable[PeerLink], name: str) -> bool:

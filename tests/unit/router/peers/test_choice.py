@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.errors import ErrorCode, RequestError, UnavailableError
 from lmx.protocol.messages.peers import Peer
 from lmx.protocol.messages.snapshot import ModelView, Route, Snapshot
 from lmx.protocol.states import MediaKind, ModelKind
@@ -138,19 +138,30 @@ HOME = Route("home", ("qwen", "bge", "sees"))
 
 
 def found(
-    name: str | None, kind: ModelKind | None, *own: ModelView, peer: tuple[ModelView, ...] = ALL
+    name: str | None,
+    kind: ModelKind | None,
+    *own: ModelView,
+    peer: tuple[ModelView, ...] = ALL,
+    lost: tuple[ModelView, ...] = (),
 ) -> Targets:
-    """What may answer where this machine has the models ``own``, and a peer has ``peer``."""
+    """What may answer where this machine has the models ``own``, a peer has ``peer``, and another
+    one, which does not answer, had ``lost``."""
     routes = (HOME,) if own else ()
     default = own[0].model_id if own else None
-    link = PeerLink(Peer("b", "http://127.0.0.1:9"), "a", None)  # type: ignore[arg-type]
+    links = {"b": _link("b", peer), "c": _link("c", lost)}
+    links["c"].lose("it stood still")
+    directory = Directory.of(Snapshot("e", 1, default, own, routes=routes))
+    return targets(directory, links, "a", name, None, kind)
+
+
+def _link(name: str, models: tuple[ModelView, ...]) -> PeerLink:
+    link = PeerLink(Peer(name, "http://127.0.0.1:9"), "a", None)  # type: ignore[arg-type]
     link.state = MachineState(
-        machine="b", version="1", free_bytes=0, loads=True, drained=False, digest="",
-        models=tuple(map(offered, peer)),
+        machine=name, version="1", free_bytes=0, loads=True, drained=False, digest="",
+        models=tuple(map(offered, models)),
     )  # fmt: skip
     link.lost.clear()
-    directory = Directory.of(Snapshot("e", 1, default, own, routes=routes))
-    return targets(directory, {"b": link}, "a", name, None, kind)
+    return link
 
 
 def ids(found: Targets) -> tuple[list[str], list[str]]:
@@ -194,6 +205,11 @@ def test_a_tag_is_a_part_of_a_name_where_only_a_peer_has_it() -> None:
     assert ids(found("llama:latest", CHAT, peer=there)) == ([], ["llama:latest"])
     assert ids(found("llama:latest", CHAT, cold("llama"), peer=there)) == (["llama"], [])
     assert ids(found("qwen:latest", CHAT)) == ([], ["qwen"])
+    # What a lost one had keeps nothing from one that answers.
+    plain = (cold("llama"),)
+    assert ids(found("llama:latest", CHAT, peer=plain, lost=there)) == ([], ["llama"])
+    with pytest.raises(UnavailableError, match="The machine c can't be asked"):
+        found("llama:latest", CHAT, lost=there)
 
 
 def test_a_route_without_a_model_of_the_kind_is_refused_as_on_one_machine() -> None:
