@@ -60,7 +60,14 @@ class Launch:
     def changed(self, config: Config) -> tuple[str, ...]:
         """Return the sections in which a configuration differs from the one in effect."""
         now = sections_of(config)
-        return tuple(name for name in now if now[name] != self.sections.get(name))
+        before = self.sections
+        # The order of the patterns counts, which two dicts don't compare.
+        return tuple(
+            name
+            for name, section in now.items()
+            if section != before.get(name)
+            or (name == "routing" and list(section["patterns"]) != list(before[name]["patterns"]))
+        )
 
     def restore(self, environment: MutableMapping[str, str]) -> None:
         """Give an environment the variables of this launch, and none of its own settings."""
@@ -76,10 +83,7 @@ def sections_of(config: Config) -> dict[str, Any]:
     """Return a configuration as plain values, without the models that were added, and with masks in
     place of keys."""
     written = tuple(m for m in config.models if not isinstance(m, AddedModelConfig))
-    sections = config.model_copy(update={"models": written}).model_dump(mode="json")
-    # Their order counts, which two dicts don't compare.
-    sections["routing"]["patterns"] = [list(pair) for pair in config.routing.patterns.items()] or {}
-    return sections
+    return config.model_copy(update={"models": written}).model_dump(mode="json")
 
 
 class LaunchFile:

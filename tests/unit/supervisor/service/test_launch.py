@@ -1,5 +1,6 @@
 """What runs is known to every command, and no other configuration takes its place unnoticed."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,6 +132,8 @@ def test_another_order_of_the_patterns_is_not_in_effect(home: Home) -> None:
     )
     LaunchFile(home, change_once).save(Launch.of(None, {}, one))
     leave_a_router(home)
+    # Every version reads what another one has recorded.
+    assert json.loads(home.launch.read_text())["sections"]["routing"]["patterns"] == patterns
     launch = left_launch(home)
     assert launch is not None
     assert (launch.changed(same), launch.changed(other)) == ((), ("routing",))
