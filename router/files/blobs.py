@@ -37,7 +37,7 @@ class BlobWriter:
         self._part = folder / f"{blob_id}{_PART}"
         self._file = _locked(self._part)
         self._lock = threading.Lock()
-        self._placed = self._kept = False
+        self._synced = self._placed = self._kept = False
 
     def __enter__(self) -> Self:
         return self
@@ -57,14 +57,20 @@ class BlobWriter:
         view = memoryview(piece)
         with self._lock:
             self._check_open()
+            self._synced = False
             while view:
                 view = view[self._file.write(view) or 0 :]
 
     def sync(self) -> None:
-        """Wait until the disk has all of it, so that :meth:`commit` takes no time."""
+        """Wait until the disk has all of it, so that :meth:`commit` takes little time."""
         with self._lock:
             self._check_open()
+            self._sync()
+
+    def _sync(self) -> None:
+        if not self._synced:
             sync(self._file.fileno())
+            self._synced = True
 
     def commit(self, record: Callable[[], bool]) -> bool:
         """Let the file be there, whole, also after a power cut, and keep it if ``record``, which
@@ -72,7 +78,7 @@ class BlobWriter:
         with self._lock:
             self._check_open()
             if not self._placed:
-                sync(self._file.fileno())
+                self._sync()
                 self._part.rename(self._path)
                 self._placed = True
                 _sync_folder(self._path.parent)

@@ -1,6 +1,7 @@
 """Files of clients, by the official library's own calls and by hand."""
 
 import asyncio
+import os
 import signal
 import stat
 import subprocess
@@ -18,6 +19,7 @@ from openai.types import FileDeleted, FileObject
 
 from lmx.protocol.messages.keys import ApiKey
 from lmx.protocol.messages.specs import FilesSpec
+from lmx.router.files import blobs as blobs_module
 from lmx.router.files import store as store_module
 from lmx.router.files.blobs import BlobWriter, names_in
 from lmx.router.files.store import FileStore
@@ -320,6 +322,28 @@ async def test_a_writer_that_is_killed_leaves_no_file(tmp_path: Path, when: str)
         assert not any(folder.iterdir())
     finally:
         await asyncio.to_thread(files.close, 10.0)
+
+
+def test_each_byte_is_synced_once_before_the_file_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+
+    def note(descriptor: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        synced.append("folder" if is_folder else f"{os.fstat(descriptor).st_size} bytes")
+
+    monkeypatch.setattr(blobs_module, "sync", note)
+    with BlobWriter(tmp_path, "file-" + "0" * 24) as writer:
+        writer.write(b"one")
+        writer.sync()
+        writer.write(b"two")
+        writer.sync()
+        assert writer.commit(lambda: True)
+    with BlobWriter(tmp_path, "file-" + "1" * 24) as writer:
+        writer.write(b"one")
+        assert writer.commit(lambda: True)
+    assert synced == ["3 bytes", "6 bytes", "folder", "3 bytes", "folder"]
 
 
 def test_a_thread_that_comes_late_writes_nothing(tmp_path: Path) -> None:
