@@ -41,11 +41,24 @@ def _read(context: ssl.SSLContext) -> None:
     """Let a context trust the authorities of the machine. Where its TLS library finds none, as that
     of python.org's Python on macOS does, they are those that the client of the hub trusts."""
     context.load_default_certs()
-    paths = ssl.get_default_verify_paths()
-    if paths.cafile is None and (paths.capath is None or not any(Path(paths.capath).iterdir())):
+    if not _are_chosen():
         import certifi
 
         context.load_verify_locations(certifi.where())
+
+
+def _are_chosen() -> bool:
+    """Return whether somebody has chosen whom this machine trusts: a private authority whose file
+    is missing, or can't be read, is not replaced by public ones."""
+    if any(name in os.environ for name in _AUTHORITIES):
+        return True
+    paths = ssl.get_default_verify_paths()
+    if paths.cafile is not None:
+        return True
+    try:
+        return paths.capath is not None and any(Path(paths.capath).iterdir())
+    except OSError:
+        return True
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import certifi
 import pytest
@@ -54,22 +55,41 @@ async def test_they_are_read_once_and_servers_are_checked(monkeypatch: pytest.Mo
     assert authorities.context.verify_mode is ssl.CERT_REQUIRED
 
 
-@pytest.mark.parametrize("has_folder", [False, True])
-async def test_a_machine_whose_authorities_are_not_found_has_others(
-    has_folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("variable", "folder", "has_others"),
+    [
+        (None, None, True),
+        (None, "empty", True),
+        # A folder with anything is the machine's own choice, and so is one that can't be listed.
+        (None, "full", False),
+        (None, "full/one.pem", False),
+        # Somebody's own authority is not replaced by public ones where its file is missing.
+        ("SSL_CERT_FILE", None, False),
+        ("SSL_CERT_DIR", None, False),
+    ],
+)
+async def test_a_machine_whose_authorities_are_not_found_has_others_unless_they_are_chosen(
+    variable: str | None,
+    folder: str | None,
+    has_others: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    nothing, folder = tmp_path / "none", tmp_path / "folder"
-    folder.mkdir()
-    monkeypatch.setenv("SSL_CERT_FILE", str(nothing))
-    monkeypatch.setenv("SSL_CERT_DIR", str(folder if has_folder else nothing))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "one.pem").touch()
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(variable, str(tmp_path / "none"))
+    capath = None if folder is None else str(tmp_path / folder)
+    paths = SimpleNamespace(cafile=None, capath=capath)
+    monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: paths)
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", lambda _: None)
     authorities = Authorities()
     await authorities.load()
-    assert authorities.context.cert_store_stats()["x509"] > 50
-    # A folder with anything is the machine's own choice.
-    (folder / "one.pem").touch()
-    authorities = Authorities()
-    await authorities.load()
-    assert (authorities.context.cert_store_stats()["x509"] > 50) is not has_folder
+    trusted = authorities.context.cert_store_stats()["x509"]
+    assert (trusted > 50) if has_others else (trusted == 0)
 
 
 class SlowContext:
@@ -87,9 +107,6 @@ class SlowContext:
         self.reading -= 1
         if self.reads == 1:
             raise OSError("no such file")
-
-    def load_verify_locations(self, _: str) -> None:
-        """It is called on a machine without authorities."""
 
 
 async def test_one_thread_reads_for_all_who_wait() -> None:
