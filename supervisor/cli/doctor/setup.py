@@ -39,7 +39,7 @@ def check_setup(
     if config is not None:
         lines += check_keys(config, KeyFile(home.keys).peek().keys)
         lines += check_secrecy(config_path)
-        taken = not running and system.port_taken(config.server.host, config.server.port)
+        taken = not running and system.port_taken(config.server)
         routers = [record for record in left if isinstance(record, RouterRecord)]
         has_port = any(router.port == config.server.port for router in routers)
         lines.append(check_port(config, running=running, taken=taken, left=has_port))

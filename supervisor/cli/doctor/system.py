@@ -92,10 +92,10 @@ class System:
                 return None
         return None
 
-    def port_taken(self, host: str, port: int) -> bool:
+    def port_taken(self, server: ServerConfig) -> bool:
         """Return whether another program listens there."""
         try:
-            bind(ServerConfig(host=host, port=port), 0).close()
+            bind(server, 0).close()
         except OSError as error:
             return error.errno == errno.EADDRINUSE
         return False

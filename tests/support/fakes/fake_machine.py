@@ -6,6 +6,7 @@ from typing import Any
 
 from lmx.supervisor.cli.doctor.lines import Line
 from lmx.supervisor.cli.doctor.system import System
+from lmx.supervisor.config.schema import ServerConfig
 from lmx.supervisor.decisions.memory_reading import KernelPressure, MemoryReading
 
 GIB = 1024**3
@@ -64,7 +65,7 @@ class Mac(System):
     def free_bytes(self, folder: Path) -> int | None:
         return 100 * GIB
 
-    def port_taken(self, host: str, port: int) -> bool:
+    def port_taken(self, server: ServerConfig) -> bool:
         return False
 
     def memory(self) -> MemoryReading | None:

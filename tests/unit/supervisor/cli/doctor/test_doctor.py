@@ -21,7 +21,7 @@ from lmx.supervisor.cli.doctor.lines import Line, Name, Verdict, as_json, as_tex
 from lmx.supervisor.cli.doctor.system import System
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.config.load import load_config
-from lmx.supervisor.config.schema import Config
+from lmx.supervisor.config.schema import Config, ServerConfig
 from lmx.supervisor.decisions.memory_reading import KernelPressure, MemoryReading
 from lmx.supervisor.service.launch import Launch
 from lmx.supervisor.state.home import Home
@@ -268,10 +268,11 @@ def test_the_disk_is_the_one_that_models_are_downloaded_to(
 def test_a_port_of_another_program_is_seen() -> None:
     system = System()
     with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        assert system.port_taken("127.0.0.1", port)
-    assert not system.port_taken("127.0.0.1", port)
-    assert not system.port_taken("ü..local", port), "no machine has that name"
+        server = ServerConfig(port=other.getsockname()[1])
+        assert system.port_taken(server)
+    assert not system.port_taken(server)
+    nowhere = ServerConfig(host="ü..local", port=server.port)
+    assert not system.port_taken(nowhere), "no machine has that name"
 
 
 def test_a_folder_that_the_system_keeps_closed(tmp_path: Path) -> None:
