@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lmx.protocol.errors import LmxError
 from lmx.supervisor.config.diff import ConfigDiff, compare
 from lmx.supervisor.config.schema import Config
 
@@ -61,8 +60,8 @@ class Settings:
         for react in self._reactions:
             try:
                 react(change, now_s)
-            except Exception as error:
-                if isinstance(error, LmxError) or react is self._reactions[0]:
+            except Exception:
+                if react is self._reactions[0]:
                     self._current = old
                 raise
         return change.diff

@@ -53,13 +53,15 @@ def test_one_that_is_refused_is_not_in_effect(error: Exception) -> None:
     assert settings.current is OLD
 
 
-def test_one_that_was_accepted_is_in_effect_whatever_fails_after_that() -> None:
+@pytest.mark.parametrize("error", [OperationError(ErrorCode.CONFIG_INVALID, "no"), TypeError("no")])
+def test_one_that_was_accepted_is_in_effect_whatever_fails_after_that(error: Exception) -> None:
+    """Those before the one that fails have acted by then."""
     settings = Settings(OLD)
 
     def fail(change: Change, now_s: float) -> None:
-        raise TypeError("a bug")
+        raise error
 
     settings.on_change(lambda _change, _now_s: None, fail)
-    with pytest.raises(TypeError):
+    with pytest.raises(type(error)):
         settings.apply(NEW, 0.0)
     assert settings.current is NEW
