@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from lmx.protocol.host.ordinal import ordinal
 from lmx.supervisor.config.schema import Config, ModelConfig
+from lmx.supervisor.config.security import KEY_NAME_PATTERN, KEY_NAME_WORDS
 from lmx.supervisor.config.sources import NAME_PATTERN, NAME_WORDS
 from lmx.supervisor.config.values import given_text
 
@@ -37,6 +38,9 @@ _FORMS: Final = {
 }
 """What is said of the kinds of errors that pydantic reports in words of Python."""
 
+_PATTERNS: Final = {NAME_PATTERN: NAME_WORDS, KEY_NAME_PATTERN: KEY_NAME_WORDS}
+"""What is said of texts that don't match them."""
+
 
 def describe(
     detail: Mapping[str, Any],
@@ -51,7 +55,7 @@ def describe(
     """
     location = tuple(detail["loc"])
     context = detail.get("ctx", {})
-    form = NAME_WORDS if context.get("pattern") == NAME_PATTERN else _FORMS.get(detail["type"])
+    form = _PATTERNS.get(context.get("pattern", ""), _FORMS.get(detail["type"]))
     message = str(detail["msg"]).removeprefix("Value error, ")
     if form is not None:
         message = form.format_map(context)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import Field, field_validator, model_validator
 
 from lmx.protocol.messages.keys import ApiKey, RateLimits
 from lmx.supervisor.config.needs import Needs
 from lmx.supervisor.config.values import Key, Section
+
+KEY_NAME_PATTERN: Final = r"^[^\x00-\x1f\x7f]*$"
+KEY_NAME_WORDS: Final = "it has no control characters"
 
 
 class LimitsConfig(Section):
@@ -44,7 +47,7 @@ class ApiKeyConfig(Section):
 
     key: Key
     """At least 16 characters. `openssl rand -hex 24` makes one."""
-    name: str = Field("", max_length=60, pattern=r"^[^\x00-\x1f\x7f]*$")
+    name: str = Field("", max_length=60, pattern=KEY_NAME_PATTERN)
     """What logs and refusals call the key."""
     limits: LimitsConfig | None = None
     """The key's own limits, instead of `rate_limits.per_key`."""

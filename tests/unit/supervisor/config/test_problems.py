@@ -129,9 +129,11 @@ def test_each_form_of_a_text_is_described_as_it_is(tmp_path: Path) -> None:
     text = """\
 routing: {patterns: {'a b': m}}
 models: [{id: 'm m', source: /x, engine: my.module, tool_parser: JSON-Tools}]
+security: {api_keys: [{key: sk-0123456789abcdef, name: "a\\tb"}]}
 """
     said = dict(each.split(" (line ", 1) for each in problems(tmp_path, text))
     assert "it has letters, digits and" in said.pop("models.m m.id")
+    assert said.pop("security.api_keys.0.name").endswith("it has no control characters")
     assert sorted(said) == [
         "models.m m.engine", "models.m m.tool_parser", "routing.patterns.a b.[key]",
     ]  # fmt: skip
