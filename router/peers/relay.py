@@ -399,6 +399,7 @@ async def _streamed(
         chunk = await live.interruptible(_next(answer, silence_s, since_s))
     if rest := cutter.rest:
         # Some servers end their last event with the stream.
+        figures = _last_usage(rest) or figures
         await events.send(rest + end)
     return read_record(cutter.record) if is_lmx else figures
 

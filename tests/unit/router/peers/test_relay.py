@@ -118,17 +118,27 @@ async def test_bytes_without_a_whole_event_are_silence(monkeypatch: pytest.Monke
     assert counted["completion_tokens"] == 2
 
 
-async def test_a_stream_of_another_server_may_have_crlf_and_says_what_was_used() -> None:
+@pytest.mark.parametrize("end", [b"\r\n\r\ndata: [DONE]\r\n\r\n", b"\r\n", b""])
+async def test_a_stream_of_another_server_may_have_crlf_and_says_what_was_used(end: bytes) -> None:
+    """Its last event may end with the stream."""
     sent: list[bytes] = []
+
+    async def send(part: bytes) -> None:
+        sent.append(part)
+
+    family = SimpleNamespace(ping=b": ping\n\n")
     events: Any = SimpleNamespace(
-        family=SimpleNamespace(ping=b": ping\n\n"), is_open=True, keeps_up=True, write=sent.append
+        family=family, is_open=True, keeps_up=True, write=sent.append, send=send
     )
     used = b'data: {"usage":{"prompt_tokens":11,"completion_tokens":5}}'
-    pieces = (b'data: {"usage":null}\r\n\r', b"\n", used + b"\r\n\r\ndata: [DONE]\r\n\r\n", b"")
+    pieces = (b'data: {"usage":null}\r\n\r', b"\n", used + end, b"")
     answer = answer_of(*pieces, kind=PeerKind.OPENAI)
     async with asyncio.timeout(90):
         figures = await relay._streamed(answer, live_request(), events, 30.0, Counter())
-    assert sent == [b"data: 1\n\n", b'data: {"usage":null}\n\n', used + b"\n\ndata: [DONE]\n\n"]
+    assert sent[:2] == [b"data: 1\n\n", b'data: {"usage":null}\n\n']
+    (last,) = sent[2:]
+    assert last.startswith(used + end.replace(b"\r", b""))
+    assert last.endswith(b"\n\n")
     assert figures == {"prompt_tokens": 11, "completion_tokens": 5}
 
 
