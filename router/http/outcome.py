@@ -90,8 +90,9 @@ def note_ignored(request: web.Request, names: Iterable[str]) -> None:
     """Note what a request has and lmx does not know or can't do: it changes nothing. The answer's
     headers and the debug log name it."""
     shown = [_NO_HEADER_TEXT.sub("?", name[:_LONGEST_IGNORED]) for name in names]
-    if shown:
-        request[IGNORED] = [*request.get(IGNORED, ()), *shown][:_MOST_IGNORED]
+    before = request.get(IGNORED, ())
+    if not set(shown).issubset(before):
+        request[IGNORED] = list(dict.fromkeys((*before, *shown)))[:_MOST_IGNORED]
         _log.debug("request.fields_ignored", fields=request[IGNORED])
 
 

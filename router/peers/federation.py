@@ -78,9 +78,9 @@ _KEPT_S: Final = 30.0
 here."""
 
 _RETURN_S: Final = 5.0
-"""How long after its last answer a request still waits for a peer that alone has the model, and one
-that is there already for its answer. A machine that is busy or asleep may stand still for some
-seconds."""
+"""How long after its last answer a request still waits for a peer that alone has the model. One
+that was sent to it already waits as long for its answer from when the peer was lost. A machine that
+is busy or asleep may stand still for some seconds."""
 
 _LOOK_S: Final = 0.05
 

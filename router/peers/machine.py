@@ -99,8 +99,8 @@ class MachineState:
 
 
 def prefixes_text(held: Collection[int], models: int) -> str:
-    """Return hashes as :attr:`OfferedModel.prefixes` has them, as many as there is room for where
-    so many models have some."""
+    """Return hashes as :attr:`OfferedModel.prefixes` has them, as many as fit if so many models
+    have hashes."""
     some = list(islice(held, min(_MOST_HASHES, _MOST_HASHES_TOGETHER // max(models, 1))))
     return base64.b64encode(struct.pack(f">{len(some)}Q", *some)).decode()
 

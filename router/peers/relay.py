@@ -59,7 +59,7 @@ _FILE_SILENCE_S: Final = 1800.0
 """A file has no pings, and a slow machine takes long for a sentence."""
 
 _LOOK_S: Final = 1.0
-_RETURN_LOOK_S: Final = 0.05
+_RETURN_LOOK_S: Final = 0.25
 _IGNORED_HEADER: Final = "X-Lmx-Ignored"
 
 _ELSEWHERE: Final = NOT_LOADED | {
@@ -120,8 +120,8 @@ async def opened(
     """Send a request to a peer and return its answer, once its first bytes have come; the whole of
     it if it is no stream, which is counted in ``held``. The caller closes its response.
 
-    ``return_s`` is called when the peer counts as lost, and returns for how long it may: then it
-    may have stood still for a moment, and still computes.
+    ``return_s`` is called again and again while the peer counts as lost, and returns how long to
+    wait for it from when it was lost: it may only have stood still, and be computing.
 
     Raises :class:`NothingCameError` if the peer does not answer, also once it counts as lost, and
     :class:`LmxError` for an error that another machine would have too, or QUEUE_FULL if there is no
@@ -132,7 +132,7 @@ async def opened(
     try:
         while True:
             await asyncio.wait({work, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done() and not await _returns(link, work, return_s()):
+            if not work.done() and not await _returns(link, work, return_s):
                 break
             if work.done():
                 return work.result()
@@ -147,11 +147,13 @@ async def opened(
     raise NothingCameError(unavailable(link))
 
 
-async def _returns(link: PeerLink, work: asyncio.Task[Answer], longest_s: float) -> bool:
-    """Return whether a lost peer answers again within ``longest_s``, this request or others."""
-    until_s = time.monotonic() + longest_s
+async def _returns(
+    link: PeerLink, work: asyncio.Task[Answer], return_s: Callable[[], float]
+) -> bool:
+    """Return whether a lost peer answers this request or others again while it is waited for."""
+    lost_at_s = time.monotonic()
     while link.lost.is_set() and not work.done():
-        if time.monotonic() >= until_s:
+        if time.monotonic() >= lost_at_s + return_s():
             return False
         await asyncio.wait({work}, timeout=_RETURN_LOOK_S)
     return True

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from yarl import URL
 
+from lmx.router.http.outcome import IGNORED, note_ignored
 from tests.support.fakes.fake_peers import FakeStream
 from tests.support.rigs.router_rig import MODEL, TEXTS, router_rig
 
@@ -370,3 +371,10 @@ async def test_an_effort_that_the_model_knows_nothing_of_is_named(stream: bool) 
             async with rig.http.post(f"{rig.url}{path}", json=body) as response:
                 assert response.status == 200, (path, await response.text())
                 assert response.headers["X-Lmx-Ignored"].split(", ")[-1] == name, path
+
+
+def test_a_field_that_is_ignored_is_named_once() -> None:
+    request: Any = {}
+    for _ in range(3):
+        note_ignored(request, ["store", "seed", "store"])
+    assert request[IGNORED] == ["store", "seed"]
