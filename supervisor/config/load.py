@@ -249,15 +249,18 @@ def _file_values(path: Path) -> dict[str, Any]:
     """Return the values of the file, with absolute paths of models: what is not absolute is below
     the file's folder, wherever lmx is started from."""
     values = _read_yaml(path)
-    models = values.get("models")
-    for model in models if isinstance(models, list) else []:
-        if isinstance(model, dict):
-            _make_absolute(model, path.absolute().parent)
+    _make_absolute(values.get("models"), path.absolute().parent)
     return values
 
 
-def _make_absolute(model: dict[str, Any], folder: Path) -> None:
-    """Make the paths in a model's entry absolute. Values of other types are the validation's."""
+def _make_absolute(models: Any, folder: Path) -> None:
+    """Make the paths in models' entries absolute. Values of other types are the validation's."""
+    for model in models if isinstance(models, list) else []:
+        if isinstance(model, dict):
+            _make_paths_absolute(model, folder)
+
+
+def _make_paths_absolute(model: dict[str, Any], folder: Path) -> None:
     speculation = model.get("speculation")
     adapters = model.get("adapters")
     for section, key in (
@@ -343,9 +346,7 @@ def absolute_models(text: str, folder: Path) -> str:
     try:
         models = _models_from_variable(text)
         absolute = copy.deepcopy(models)
-        for model in absolute if isinstance(absolute, list) else []:
-            if isinstance(model, dict):
-                _make_absolute(model, folder)
+        _make_absolute(absolute, folder)
         written = json.dumps(absolute)
         # JSON would hide mistakes: it has words for keys that are numbers, for example.
         same = absolute == models or json.loads(written) != absolute

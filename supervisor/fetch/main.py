@@ -41,6 +41,7 @@ import psutil
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.lasting import keep_up_in_thread
+from lmx.protocol.host.stdout import take_stdout
 from lmx.protocol.states import QuantizedBits
 from lmx.supervisor.config.sources import (
     FolderSource,
@@ -75,9 +76,7 @@ class Outlet:
 
     def __init__(self) -> None:
         """Take stdout over: from here on, descriptor 1 is stderr for everyone else."""
-        sys.stdout.flush()
-        self._stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        os.dup2(2, 1)
+        self._stream = take_stdout()
         self._lock = threading.Lock()
         self._last: tuple[str, float] = ("", 0.0)
         self._bytes: dict[str, int] = {}

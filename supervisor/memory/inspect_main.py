@@ -27,6 +27,7 @@ from typing import Any, Final
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.protocol.host import rdma
 from lmx.protocol.host.regular_file import parse_json, read_regular
+from lmx.protocol.host.stdout import take_stdout
 from lmx.protocol.models.adapter import read_adapter_config
 from lmx.protocol.models.checkpoint import (
     CONFIG_LIMIT_BYTES,
@@ -390,9 +391,7 @@ def _limit_cpu() -> None:
 def main() -> int:
     """Run the program; returns its exit status."""
     _limit()
-    # The module of an engine of one's own may print: descriptor 1 is stderr for everyone else.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    answers = take_stdout()
     home = Home.from_environment(os.environ)
     for line in sys.stdin:
         _limit_cpu()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.host.stdout import take_stdout
 from lmx.protocol.states import QuantizedBits
 from lmx.worker.mlx.device.before_mlx import prefer_openblas
 
@@ -35,8 +36,7 @@ def main() -> int:
     parser.add_argument("--bits", required=True, type=QuantizedBits)
     arguments = parser.parse_args()
     threading.Thread(target=end_with_stdin, daemon=True).start()
-    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    stream = take_stdout()
 
     def line(value: dict[str, Any]) -> None:
         stream.write(json.dumps(value) + "\n")
