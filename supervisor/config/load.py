@@ -42,8 +42,8 @@ _NOT_SETTINGS: Final = frozenset(
 
 
 _NO_VALUE: Final = (ValueError, LookupError, AttributeError)
-"""What PyYAML raises for a text that is no value of the type that it looks like, or is marked
-as."""
+"""What PyYAML raises for a text that looks like a value of some type, or is marked as one, and is
+not valid."""
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

@@ -53,7 +53,7 @@ def _answers(host: str, port: int) -> bool:
     try:
         with socket.create_connection((host, port), _ANSWER_S):
             return True
-    except (OSError, UnicodeError):  # The latter for a name that none can have.
+    except (OSError, UnicodeError):  # UnicodeError: no machine can have the name.
         return False
 
 

@@ -77,7 +77,7 @@ class EngineRequest:
 
     @property
     def waits_since_s(self) -> float:
-        """The time from which its waiting is counted: the decoding of its own media is none."""
+        """The time from which its waiting is counted, without the decoding of its own media."""
         return self.arrived_s + self.decode_s
 
     @property

@@ -71,7 +71,7 @@ class OpenRequest(ABC):
     media: Sequence[Media] = field(default=(), init=False)
     """What they are once they are decoded, until the prompt thread takes them."""
     decode_s: float = field(default=0.0, init=False)
-    """How long it took to decode them: that is no waiting."""
+    """How long it took to decode them, which does not count as waiting."""
     held_bytes: int = field(default=0, init=False)
     """What its decoded media take, until the model has read them."""
     restoring: bool = field(default=False, init=False)
