@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.keys import KeyFamily
+from lmx.protocol.states import ModelKind
 from lmx.router.http.api_family import ANTHROPIC, OPENAI, ApiFamily
 
 
@@ -84,6 +85,8 @@ class Endpoint:
     """Whether no other machine may answer it, because only this one can read the answer."""
     works: bool = True
     """Whether a model works for what it takes. Otherwise it only stores it."""
+    models: ModelKind | None = None
+    """Of which kind the models are that answer; None: of any."""
     shared: bool = False
     """Whether clients of every API use it, so that a key for any of them opens it."""
 
@@ -115,6 +118,12 @@ same access."""
 def endpoint_of(request: web.Request) -> Endpoint | None:
     """Return the endpoint that a request is for; None if there is none (404, 405)."""
     return request.app[ENDPOINTS].get(request.match_info.handler)
+
+
+def kind_of_models(request: web.Request) -> ModelKind | None:
+    """Return of which kind the models are that answer a request; None: of any."""
+    endpoint = endpoint_of(request)
+    return None if endpoint is None else endpoint.models
 
 
 def family_of(request: web.Request) -> ApiFamily:

@@ -13,7 +13,7 @@ from aiohttp import web
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.speech import Transcribe, Transcript
-from lmx.protocol.states import MediaKind, ModelKind
+from lmx.protocol.states import MediaKind
 from lmx.router.http.bodies.form import read_form
 from lmx.router.http.endpoint import family_of
 from lmx.router.http.outcome import CONTEXT, Outcome, follow_outcome, note_ignored
@@ -67,7 +67,7 @@ async def translations(request: web.Request) -> web.StreamResponse:
 async def _opened(
     request: web.Request, wanted: TranslationRequest, task: Transcribe, *, stream: bool
 ) -> AsyncIterator[_Transcription]:
-    models = await models_of_kind(request, wanted.model, ModelKind.TRANSCRIPTION, stream=stream)
+    models = await models_of_kind(request, wanted.model, stream=stream)
     media = request.app[SERVICES].media
     async with media.hold(wanted.sound, MediaKind.AUDIO, "file") as held:
         yield _Transcription(request, models, task, held)

@@ -2,7 +2,6 @@
 
 from aiohttp import web
 
-from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import checked_ahead, next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
@@ -37,7 +36,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     note_ignored(request, ignored_fields(body, ChatRequest, CHAT))
     stream = bool(chat.stream)
     generate, media = await with_files(request, generate, sources)
-    models = await models_of_kind(request, chat.model, ModelKind.CHAT, stream=stream, media=media)
+    models = await models_of_kind(request, chat.model, stream=stream, media=media)
     form = Form(
         generate.search.n,
         bool(chat.logprobs),

@@ -2,7 +2,6 @@
 
 from aiohttp import web
 
-from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
@@ -29,9 +28,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     await next_step(request)
     note_ignored(request, ignored_fields(body, CompletionRequest, COMPLETION))
     stream = bool(wanted.stream)
-    models = await models_of_kind(
-        request, wanted.model, ModelKind.CHAT, stream=stream, infill=generates[0].infill
-    )
+    models = await models_of_kind(request, wanted.model, stream=stream, infill=generates[0].infill)
     form = Form(
         choices=len(generates) * generates[0].search.n,
         logprobs=wanted.logprobs is not None,

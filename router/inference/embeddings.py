@@ -10,7 +10,6 @@ import orjson
 from aiohttp import web
 
 from lmx.protocol.messages.tasks import Vectors
-from lmx.protocol.states import ModelKind
 from lmx.router.event_loop import yield_to_loop
 from lmx.router.http.responses import Answer, json_pieces
 from lmx.router.inference.model_choice import models_of_kind
@@ -49,7 +48,7 @@ class EmbeddingList(Answer):
 async def embeddings(request: web.Request) -> web.Response:
     """Return a vector for each input, in the inputs' order."""
     wanted, embed = await read_task(request, parse_embedding, EmbeddingRequest, EMBEDDING)
-    models = await models_of_kind(request, wanted.model, ModelKind.EMBEDDING)
+    models = await models_of_kind(request, wanted.model)
     answer_id = f"embd-{secrets.token_hex(12)}"
     computed = await compute(request, models, embed, RequestKind.EMBEDDING, answer_id)
     write = _in_base64 if wanted.encoding_format == "base64" else _as_object

@@ -2,7 +2,6 @@
 
 from aiohttp import web
 
-from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
@@ -24,9 +23,7 @@ async def infill(request: web.Request) -> web.StreamResponse:
     await next_step(request)
     note_ignored(request, ignored_fields(body, InfillRequest, INFILL))
     stream = bool(wanted.stream)
-    models = await models_of_kind(
-        request, wanted.model, ModelKind.CHAT, stream=stream, infill=generate.infill
-    )
+    models = await models_of_kind(request, wanted.model, stream=stream, infill=generate.infill)
     named = [own_request(generate, request[CONTEXT])]
     await next_step(request)
     plan = Plan(

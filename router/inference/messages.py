@@ -3,7 +3,6 @@
 from aiohttp import web
 
 from lmx.protocol.messages.tasks import Tokenized
-from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import checked_ahead, next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
@@ -48,7 +47,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     note_ignored(request, [*ignored_fields(body, MessagesRequest, {}), *wanted.left_out])
     stream = bool(wanted.stream)
     generate, media = await with_files(request, generate, sources)
-    models = await models_of_kind(request, wanted.model, ModelKind.CHAT, stream=stream, media=media)
+    models = await models_of_kind(request, wanted.model, stream=stream, media=media)
     generate = prepared(request, generate, "messages.content.tool_use_id")
     begin = generation(services, own_request(generate, request[CONTEXT]), media)
     form = MessageAnswer(wanted.stop_texts, shows_thinking=wanted.shows_thinking)
@@ -68,7 +67,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     await next_step(request)
     note_ignored(request, [*ignored_fields(body, CountTokensRequest, {}), *wanted.left_out])
     task, media = await with_files(request, task, sources)
-    models = await models_for(request, wanted.model, None, media=media)
+    models = await models_for(request, wanted.model, media=media)
     task = prepared(request, task, "messages.content.tool_use_id")
     await next_step(request)
     counted = await ask_tokenizer(request, models, task, media)

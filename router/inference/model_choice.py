@@ -6,7 +6,8 @@ from aiohttp import web
 
 from lmx.protocol.messages.data import Infill
 from lmx.protocol.messages.snapshot import ModelView
-from lmx.protocol.states import MediaKind, ModelKind
+from lmx.protocol.states import MediaKind
+from lmx.router.http.endpoint import kind_of_models
 from lmx.router.http.outcome import Outcome, set_outcome
 from lmx.router.media.source import MediaSource
 from lmx.router.services import directory_for
@@ -17,19 +18,18 @@ from lmx.router.supervisor.routing import accepting_media, candidates, filling
 async def models_for(
     request: web.Request,
     name: str | None,
-    kind: ModelKind | None,
     *,
     stream: bool | None = None,
     media: Sequence[MediaSource] = (),
 ) -> Sequence[ModelView]:
     """Return the models that ``name`` may mean, at least one, of any kind. The first is to be tried
-    first. ``kind`` selects which default model is meant if there is no name.
+    first. The kind of the route's models selects which default model is meant if there is no name.
 
     The request counts for the first one until another one answers. ``stream`` is whether the
     answer streams. Raises MODEL_NOT_FOUND and SUPERVISOR_UNAVAILABLE, and :class:`RequestError` if
     no model takes the ``media`` of the request.
     """
-    models = candidates(await directory_for(request), name, kind)
+    models = candidates(await directory_for(request), name, kind_of_models(request))
     set_outcome(request, Outcome(model=models[0].model_id, stream=stream))
     return await _accepting(request, models, media, stream=stream)
 
@@ -37,7 +37,6 @@ async def models_for(
 async def models_of_kind(
     request: web.Request,
     name: str | None,
-    kind: ModelKind,
     *,
     stream: bool | None = None,
     media: Sequence[MediaSource] = (),
@@ -46,8 +45,10 @@ async def models_of_kind(
     """Return the same as :func:`models_for`, but raise also if the first model is of another kind,
     which could never answer, and if no model takes the ``media`` of the request or fills a gap
     that it has."""
-    models = await models_for(request, name, kind, stream=stream)
-    require_kind(models[0], kind)
+    models = await models_for(request, name, stream=stream)
+    kind = kind_of_models(request)
+    if kind is not None:
+        require_kind(models[0], kind)
     if infill is not None:
         models = filling(await directory_for(request), models, infill.param)
         set_outcome(request, Outcome(model=models[0].model_id, stream=stream))

@@ -11,7 +11,7 @@ from aiohttp import web
 from lmx.protocol.messages.data import Generate, Infill
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.tasks import Embed
-from lmx.protocol.states import ModelKind, SlotState
+from lmx.protocol.states import SlotState
 from lmx.router.http.access import own_request
 from lmx.router.http.api_family import OLLAMA
 from lmx.router.http.bodies.json_body import next_step, read_object
@@ -124,7 +124,6 @@ async def _answer(
     models = await _models(
         request,
         wanted.model,
-        ModelKind.CHAT,
         stream=stream,
         media=sources,
         infill=generate.infill,
@@ -161,7 +160,7 @@ async def _unloaded(form: OllamaAnswer, *, stream: bool) -> web.StreamResponse:
 
 async def _embedded(request: web.Request, name: str, embed: Embed) -> Computed | None:
     """Return the vectors of the texts; None if there is no text."""
-    models = await _models(request, name, ModelKind.EMBEDDING)
+    models = await _models(request, name)
     if not embed.texts:
         return None
     answer_id = f"embd-{secrets.token_hex(12)}"
@@ -171,7 +170,6 @@ async def _embedded(request: web.Request, name: str, embed: Embed) -> Computed |
 async def _models(
     request: web.Request,
     name: str,
-    kind: ModelKind,
     *,
     stream: bool | None = None,
     media: Sequence[MediaSource] = (),
@@ -180,4 +178,4 @@ async def _models(
     """Return what :func:`lmx.router.inference.model_choice.models_of_kind` returns, for a name that
     may have Ollama's tag."""
     plain = untagged(await directory_for(request), name)
-    return await models_of_kind(request, plain, kind, stream=stream, media=media, infill=infill)
+    return await models_of_kind(request, plain, stream=stream, media=media, infill=infill)

@@ -67,7 +67,7 @@ async def score(request: web.Request) -> web.Response:
     vectors. One text is paired with each of several, or each of several with one of as many
     others."""
     wanted = await read_task(request, parse_score, ScoreRequest, SCORE)
-    models = await models_for(request, wanted.model, ModelKind.RERANK)
+    models = await models_for(request, wanted.model)
     embeds = _embeds(models[0])
     kind = RequestKind.EMBEDDING if embeds else RequestKind.RERANK
     task = embedding_of(wanted) if embeds else reranking_of(wanted)
@@ -171,7 +171,7 @@ async def rerank(request: web.Request) -> web.Response:
     """Return the documents with their scores, the best first. The route has the paths of vLLM, Jina
     and Cohere."""
     wanted, task = await read_task(request, parse_rerank, RerankRequest, RERANK)
-    models = await models_of_kind(request, wanted.model, ModelKind.RERANK)
+    models = await models_of_kind(request, wanted.model)
     rerank_id = f"rerank-{secrets.token_hex(12)}"
     computed = await compute(request, models, task, RequestKind.RERANK, rerank_id)
     answer: Ranking = {

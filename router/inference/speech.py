@@ -16,7 +16,6 @@ from lmx.protocol.errors import ErrorCode, GenerationError, LmxError
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.speech import SoundFormat, Speak, Spoken
 from lmx.protocol.models.voices import KOKORO_LANGUAGES
-from lmx.protocol.states import ModelKind
 from lmx.router.http.endpoint import family_of
 from lmx.router.http.outcome import CONTEXT, Outcome, follow_outcome
 from lmx.router.http.responses import Answer, json_value
@@ -113,7 +112,7 @@ async def speech(request: web.Request) -> web.StreamResponse:
     """Read a text aloud. The sound is sent sentence by sentence, as it is made."""
     wanted, task = await read_task(request, parse_speech, SpeechRequest)
     sse = wanted.stream_format == "sse"
-    models = await models_of_kind(request, wanted.model, ModelKind.SPEECH, stream=sse)
+    models = await models_of_kind(request, wanted.model, stream=sse)
     return await _Speech(request, models, task).answer(sse=sse)
 
 

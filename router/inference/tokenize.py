@@ -62,7 +62,7 @@ async def tokenize(request: web.Request) -> web.Response:
     await next_step(request)
     note_ignored(request, ignored_fields(body, TokenizeRequest, TOKENIZE))
     task, media = await with_files(request, task, sources)
-    models = await models_for(request, wanted.model, None, media=media)
+    models = await models_for(request, wanted.model, media=media)
     task = prepared(request, task, "messages.tool_call_id")
     await next_step(request)
     answer = await ask_tokenizer(request, models, task, media)
@@ -82,7 +82,7 @@ async def detokenize(request: web.Request) -> web.Response:
     """Return the text of tokens."""
     wanted, task = await read_task(request, parse_detokenize, DetokenizeRequest)
     await next_step(request)
-    answer = await ask_tokenizer(request, await models_for(request, wanted.model, None), task)
+    answer = await ask_tokenizer(request, await models_for(request, wanted.model), task)
     assert isinstance(answer, Detokenized)
     return json_value(TokensText(prompt=answer.text))
 
@@ -92,6 +92,6 @@ async def tokenizer_info(request: web.Request) -> web.Response:
     query = validated(TokenizerInfoQuery, dict(request.query))
     task = DescribeTokenizer(0, "", TOKENIZE_DEADLINE_S)
     await next_step(request)
-    answer = await ask_tokenizer(request, await models_for(request, query.model, None), task)
+    answer = await ask_tokenizer(request, await models_for(request, query.model), task)
     assert isinstance(answer, TokenizerDescribed)
     return json_text(answer.text.encode())

@@ -15,24 +15,6 @@ AUDIO: Final = "Audio"
 
 JSON: Final = "application/json"
 
-_MODEL_KINDS: Final = {
-    "Chat": ModelKind.CHAT,
-    "Completions": ModelKind.CHAT,
-    "Messages": ModelKind.CHAT,
-    "Responses": ModelKind.CHAT,
-    "Embeddings": ModelKind.EMBEDDING,
-    "Rerank": ModelKind.RERANK,
-    "/v1/messages/count_tokens": None,
-    "/v1/audio/transcriptions": ModelKind.TRANSCRIPTION,
-    "/v1/audio/translations": ModelKind.TRANSCRIPTION,
-    "/v1/audio/speech": ModelKind.SPEECH,
-    "/api/chat": ModelKind.CHAT,
-    "/api/generate": ModelKind.CHAT,
-    "/api/embed": ModelKind.EMBEDDING,
-    "/api/embeddings": ModelKind.EMBEDDING,
-}
-"""By the paths of endpoints, or else by their tags; for others any will do."""
-
 _KINDS: Final = {
     ModelKind.EMBEDDING: RequestKind.EMBEDDING,
     ModelKind.RERANK: RequestKind.RERANK,
@@ -69,17 +51,10 @@ def media_types(endpoint: Endpoint, form: AnswerForm) -> tuple[str, ...]:
     return endpoint.also if form is AnswerForm.FILE else (JSON, *endpoint.also)
 
 
-def model_kind(endpoint: Endpoint) -> ModelKind | None:
-    """Return of which kind the models are that answer, where a request does not name one of them;
-    None: of any."""
-    return _MODEL_KINDS.get(endpoint.path, _MODEL_KINDS.get(endpoint.tag))
-
-
 def request_kind(endpoint: Endpoint) -> RequestKind:
     """Return what requests are listed as."""
     rest = RequestKind.COMPLETION if endpoint.tag == "Completions" else RequestKind.CHAT
-    kind = model_kind(endpoint)
-    return rest if kind is None else _KINDS.get(kind, rest)
+    return rest if endpoint.models is None else _KINDS.get(endpoint.models, rest)
 
 
 def fills_gap(endpoint: Endpoint, body: Mapping[str, Any]) -> bool:

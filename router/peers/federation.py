@@ -45,7 +45,6 @@ from lmx.router.peers.answer_form import (
     answer_form,
     fills_gap,
     media_types,
-    model_kind,
     request_kind,
 )
 from lmx.router.peers.choice import Candidate, Rank, ranked
@@ -508,7 +507,7 @@ class Federation:
         # A peer may have this machine's answers, and not those of this machine's own peers.
         is_peer = key is not None and set(key.scopes) == {KeyScope.PEER}
         links = {} if is_peer or FORWARDED_HEADER in request.headers else self.links
-        found = targets(directory, links, self._own.name, name, key, model_kind(endpoint))
+        found = targets(directory, links, self._own.name, name, key, endpoint.models)
         if found.remote and found.has_several:
             found = fitting(found, media_of(body), infill=fills_gap(endpoint, body))
         drained = directory.snapshot.drained

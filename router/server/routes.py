@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.ranks import RankStarted
+from lmx.protocol.states import ModelKind
 from lmx.router.console import api_page, files, front, markdown
 from lmx.router.http.api_family import ANTHROPIC, OLLAMA, RESPONSES
 from lmx.router.http.endpoint import Access, Endpoint
@@ -189,12 +190,13 @@ def _inference() -> Iterator[Endpoint]:
     for prefix in _PREFIXES:
         yield Endpoint("POST", f"{prefix}/chat/completions", chat.chat_completions, use, "Chat",
             "Answer a conversation", request=ChatRequest, answer=ChatCompletion, streams=True,
-            event=ChatCompletionChunk)
+            event=ChatCompletionChunk, models=ModelKind.CHAT)
         yield Endpoint("POST", f"{prefix}/completions", completions.completions, use, "Completions",
             "Complete one or more prompts", request=CompletionRequest, answer=TextCompletion,
-            streams=True, event=TextCompletionChunk)
+            streams=True, event=TextCompletionChunk, models=ModelKind.CHAT)
         yield Endpoint("POST", f"{prefix}/embeddings", embeddings.embeddings, use, "Embeddings",
-            "Embed texts", request=task_requests.EmbeddingRequest, answer=embeddings.EmbeddingList)
+            "Embed texts", request=task_requests.EmbeddingRequest, answer=embeddings.EmbeddingList,
+            models=ModelKind.EMBEDDING)
         yield Endpoint("GET", f"{prefix}/models", catalog.list_models, use, "Models",
             "List the models", query=requests.ModelsQuery,
             answer=catalog.ModelList | catalog.AnthropicModelList, shared=True)
@@ -202,7 +204,7 @@ def _inference() -> Iterator[Endpoint]:
             "Show one model", answer=catalog.ModelObject | catalog.AnthropicModel, shared=True)
     yield Endpoint("POST", "/infill", infill.infill, use, "Completions",
         "Fill a gap in a text, by llama.cpp's API", request=InfillRequest, answer=InfillAnswer,
-        streams=True, event=InfillAnswer)
+        streams=True, event=InfillAnswer, models=ModelKind.CHAT)
     yield Endpoint("GET", "/v1/usage", own_usage.own_usage, use, "Keys",
         "Show what the key has used, and may use", query=requests.OwnUsageQuery,
         answer=own_usage.OwnUsage, errors=(ErrorCode.USAGE_UNAVAILABLE,), shared=True, quiet=True)
@@ -214,23 +216,25 @@ def _inference() -> Iterator[Endpoint]:
         "Transcribe speech", form=audio_requests.TranscriptionRequest,
         answer=transcripts.Transcription | transcripts.VerboseTranscription,
         also=("text/plain",), streams=True,
-        event=transcripts.TranscriptDelta | transcripts.TranscriptDone)
+        event=transcripts.TranscriptDelta | transcripts.TranscriptDone,
+        models=ModelKind.TRANSCRIPTION)
     yield Endpoint("POST", "/v1/audio/translations", audio.translations, use, "Audio",
         "Transcribe speech into English", form=audio_requests.TranslationRequest,
-        answer=transcripts.Transcription | transcripts.VerboseTranscription, also=("text/plain",))
+        answer=transcripts.Transcription | transcripts.VerboseTranscription, also=("text/plain",),
+        models=ModelKind.TRANSCRIPTION)
     yield Endpoint("POST", "/v1/audio/speech", speech.speech, use, "Audio", "Read a text aloud",
         request=audio_requests.SpeechRequest, also=tuple(speech.MEDIA_TYPES.values()), streams=True,
-        event=speech.SpeechDelta | speech.SpeechDone)
+        event=speech.SpeechDelta | speech.SpeechDone, models=ModelKind.SPEECH)
     yield Endpoint("GET", "/v1/audio/voices", speech.voices, use, "Audio",
         "List the voices of all models", answer=speech.VoiceList)
     yield Endpoint("POST", "/v1/moderations", moderations.moderations, use, "Moderations",
         "Not supported: a 404", errors=(ErrorCode.NOT_FOUND,))
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
         yield Endpoint("POST", path, scoring.rerank, use, "Rerank", "Sort documents by a query",
-            request=task_requests.RerankRequest, answer=scoring.Ranking)
+            request=task_requests.RerankRequest, answer=scoring.Ranking, models=ModelKind.RERANK)
     for path in ("/score", "/v1/score"):
         yield Endpoint("POST", path, scoring.score, use, "Rerank", "Score pairs of texts",
-            request=task_requests.ScoreRequest, answer=scoring.ScoreList)
+            request=task_requests.ScoreRequest, answer=scoring.ScoreList, models=ModelKind.RERANK)
     yield Endpoint("GET", "/tokenizer_info", tokenize.tokenizer_info, use, "Tokens",
         "Show a model's tokenizer", query=task_requests.TokenizerInfoQuery, answer=dict[str, Any],
         asks_worker=True,
@@ -254,7 +258,8 @@ def _messages() -> Iterator[Endpoint]:
     use = Access.INFERENCE
     yield Endpoint("POST", "/v1/messages", messages.messages, use, "Messages",
         "Answer a conversation, by Anthropic's API", request=MessagesRequest,
-        answer=AnthropicMessage, streams=True, event=MessageEvent, family=ANTHROPIC)
+        answer=AnthropicMessage, streams=True, event=MessageEvent, family=ANTHROPIC,
+        models=ModelKind.CHAT)
     yield Endpoint("POST", "/v1/messages/count_tokens", messages.count_tokens, use, "Messages",
         "Count the tokens of a conversation, by Anthropic's API", request=CountTokensRequest,
         answer=messages.TokenCount, family=ANTHROPIC)
@@ -268,18 +273,20 @@ def _responses() -> Iterator[Endpoint]:
         "Answer a conversation, by OpenAI's Responses API",
         request=response_requests.ResponsesRequest,
         answer=ResponseObject, streams=True, event=ResponseStreamEvent,
-        errors=(*_CHAINED, ErrorCode.NOT_FOUND), family=RESPONSES)
+        errors=(*_CHAINED, ErrorCode.NOT_FOUND), family=RESPONSES, models=ModelKind.CHAT)
     # Quiet: what is counted are the responses that come over it.
     yield Endpoint("GET", path, websocket.responses_socket, use, tag,
         "Answer conversations over a WebSocket", streams=True, event=ResponseStreamEvent,
         status=101, errors=(ErrorCode.METHOD_NOT_ALLOWED, ErrorCode.QUEUE_FULL), family=RESPONSES,
-        quiet=True)
+        quiet=True, models=ModelKind.CHAT)
     yield Endpoint("POST", f"{path}/input_tokens", creation.input_tokens, use, tag,
         "Count the tokens of a response's prompt", request=response_requests.InputTokensRequest,
-        answer=creation.InputTokenCount, errors=(*_CHAINED, ErrorCode.NOT_FOUND))
+        answer=creation.InputTokenCount, errors=(*_CHAINED, ErrorCode.NOT_FOUND),
+        models=ModelKind.CHAT)
     yield Endpoint("POST", f"{path}/compact", compaction.compact, use, tag,
         "Make a conversation shorter", request=CompactRequest, answer=CompactedResponse,
-        errors=(*_CHAINED, ErrorCode.NOT_FOUND), family=RESPONSES, here_only=True)
+        errors=(*_CHAINED, ErrorCode.NOT_FOUND), family=RESPONSES, here_only=True,
+        models=ModelKind.CHAT)
     yield Endpoint("GET", f"{path}/{{id}}", stored.get_response, use, tag,
         "Show a response that is kept", query=response_requests.RetrieveQuery,
         answer=ResponseObject, streams=True,
@@ -385,16 +392,18 @@ def _ollama() -> Iterator[Endpoint]:
     use, tag = Access.INFERENCE, "Ollama"
     yield Endpoint("POST", "/api/chat", ollama.ollama_chat, use, tag,
         "Answer a conversation, by Ollama's API", request=OllamaChatRequest,
-        answer=OllamaChatAnswer, streams=True, event=OllamaChatAnswer, family=OLLAMA)
+        answer=OllamaChatAnswer, streams=True, event=OllamaChatAnswer, family=OLLAMA,
+        models=ModelKind.CHAT)
     yield Endpoint("POST", "/api/generate", ollama.ollama_generate, use, tag,
         "Answer a prompt, by Ollama's API", request=OllamaGenerateRequest,
-        answer=OllamaGenerateAnswer, streams=True, event=OllamaGenerateAnswer, family=OLLAMA)
+        answer=OllamaGenerateAnswer, streams=True, event=OllamaGenerateAnswer, family=OLLAMA,
+        models=ModelKind.CHAT)
     yield Endpoint("POST", "/api/embed", ollama.ollama_embed, use, tag,
         "Embed texts, by Ollama's API", request=OllamaEmbedRequest, answer=ollama.OllamaEmbedAnswer,
-        family=OLLAMA)
+        family=OLLAMA, models=ModelKind.EMBEDDING)
     yield Endpoint("POST", "/api/embeddings", ollama.ollama_embeddings, use, tag,
         "Embed a text, by Ollama's older API", request=OllamaEmbeddingsRequest,
-        answer=ollama.OllamaEmbeddingsAnswer, family=OLLAMA)
+        answer=ollama.OllamaEmbeddingsAnswer, family=OLLAMA, models=ModelKind.EMBEDDING)
     yield Endpoint("GET", "/api/tags", ollama_models.ollama_tags, use, tag,
         "List the models, by Ollama's API", answer=ollama_models.OllamaModels, family=OLLAMA)
     yield Endpoint("GET", "/api/ps", ollama_models.ollama_ps, use, tag,

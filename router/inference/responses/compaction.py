@@ -3,7 +3,6 @@
 import orjson
 from aiohttp import web
 
-from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import checked_ahead, next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
@@ -53,7 +52,7 @@ async def compact(request: web.Request) -> web.StreamResponse:
     generate = prepared(request, generation_of(wanted, asked), "input.call_id")
     generate = own_request(generate, request[CONTEXT])
     generate, media = await with_files(request, generate, asked.media)
-    models = await models_of_kind(request, wanted.model, ModelKind.CHAT, stream=False, media=media)
+    models = await models_of_kind(request, wanted.model, stream=False, media=media)
     contexts = [model.context_length for model in models]
     generate = summarizing(generate, contexts, thinks=wanted.reasoning is not None)
     await next_step(request)

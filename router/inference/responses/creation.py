@@ -11,7 +11,6 @@ from aiohttp import web
 
 from lmx.protocol.messages.tasks import Tokenized
 from lmx.protocol.models.sampling import PARAMETERS
-from lmx.protocol.states import ModelKind
 from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import checked_ahead, next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
@@ -118,7 +117,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     generate = own_request(generate, request[CONTEXT])
     generate, media = await with_files(request, generate, asked.media)
     stream = bool(wanted.stream)
-    models = await models_of_kind(request, wanted.model, ModelKind.CHAT, stream=stream, media=media)
+    models = await models_of_kind(request, wanted.model, stream=stream, media=media)
     repeated = _repeated(body, wanted)
     if summarizes:
         generate = summarizing(generate, [model.context_length for model in models], thinks=True)
@@ -175,7 +174,7 @@ async def input_tokens(request: web.Request) -> web.Response:
     await next_step(request)
     note_ignored(request, [*ignored_fields(body, InputTokensRequest, {}), *asked.left_out])
     task, media = await with_files(request, tokenizing_of(wanted, asked), asked.media)
-    models = await models_for(request, wanted.model, ModelKind.CHAT, media=media)
+    models = await models_for(request, wanted.model, media=media)
     task = prepared(request, task, "input.call_id")
     counted = await ask_tokenizer(request, models, task, media)
     assert isinstance(counted, Tokenized)

@@ -12,7 +12,7 @@ from lmx.protocol.errors import ErrorCode, RequestError, UnavailableError
 from lmx.protocol.messages.peers import Peer
 from lmx.protocol.messages.snapshot import ModelView, Route, Snapshot
 from lmx.protocol.states import MediaKind, ModelKind
-from lmx.router.peers.answer_form import fills_gap, model_kind
+from lmx.router.peers.answer_form import fills_gap
 from lmx.router.peers.choice import Candidate, Rank, ranked
 from lmx.router.peers.link import PeerLink
 from lmx.router.peers.machine import MachineState
@@ -259,7 +259,7 @@ def test_the_media_of_a_request_of_any_api_are_found(
 
 
 def test_each_route_that_is_forwarded_has_its_kind_of_models() -> None:
-    kinds = {one.path: model_kind(one) for one in ROUTES if one.is_forwarded}
+    kinds = {one.path: one.models for one in ROUTES if one.is_forwarded}
     assert {path for path, kind in kinds.items() if kind is None} == {
         "/tokenize", "/detokenize", "/v1/messages/count_tokens", "/api/show", "/api/pull",
     }  # fmt: skip
