@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 from click.testing import CliRunner
 
@@ -104,6 +104,15 @@ def target(url: str, name: str = "good") -> Target:
     return Target(name, Remote.parse(f"{url}/{name}", None), "m")
 
 
+async def samples_of(
+    http: ClientSession, target: Target, client: Client, seconds: float = 0.0, limit_s: float = 60.0
+) -> list[Sample]:
+    """What one client measures in a phase of so many seconds."""
+    found: list[Sample] = []
+    await run_phase(http, target, Phase("s", "p", (client,), seconds), "seed", limit_s, found)
+    return found
+
+
 def samples(kind: str, *times: tuple[float, float, int], **fields: Any) -> list[Sample]:
     return [
         Sample(kind, sent, ended, first_s=0.5, answer_tokens=tokens, is_counted=True, **fields)
@@ -119,20 +128,14 @@ def test_phases_share_the_time_and_say_the_most_that_they_send() -> None:
     assert phases_of(("cancel", "prompts"), sizes, 90, 3)[0].scenario == "prompts"
     (one,) = phases_of(("prompts",), sizes, 0.1, 1)
     assert (one.most_requests, one.most_prompt_tokens) == (1, 50)
-    agent = phases_of(("agent",), sizes, 1, 1)[0].clients[0]
+    agent = phases_of(("agent",), sizes, 1, 1)[0]
     # Two turns: 1000 tokens, and 100 more.
-    assert (agent.most_requests, phases_of(("agent",), sizes, 1, 1)[0].most_prompt_tokens) == (
-        2, 2100,
-    )  # fmt: skip
+    assert (agent.clients[0].most_requests, agent.most_prompt_tokens) == (2, 2100)
 
 
 def test_each_server_is_first_in_its_turn() -> None:
-    assert [in_order(3, number) for number in range(4)] == [
-        [0, 1, 2],
-        [1, 2, 0],
-        [2, 0, 1],
-        [0, 1, 2],
-    ]
+    turns = [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
+    assert [in_order(3, number) for number in range(4)] == [*turns, turns[0]]
 
 
 def test_no_two_texts_begin_alike() -> None:
@@ -201,10 +204,8 @@ async def test_broken_servers_are_errors_and_never_exceptions() -> None:
     }  # fmt: skip
     async with serving(answers) as (url, _), session() as http:
         for name, said in wanted.items():
-            found: list[Sample] = []
             limit_s = 1.0 if name == "silent" else 60.0
-            phase = Phase("s", name, (Client(10, 4),))
-            await run_phase(http, target(url, name), phase, "seed", limit_s, found)
+            found = await samples_of(http, target(url, name), Client(10, 4), limit_s=limit_s)
             assert [one.error for one in found] == [said], name
         assert SECRET not in str(found)
 
@@ -213,8 +214,7 @@ async def test_a_server_without_usage_is_counted_by_pieces() -> None:
     async with serving({}) as (url, sent), session() as http:
         one = target(url, "no_options")
         await warm_up(http, one, "seed")
-        found: list[Sample] = []
-        await run_phase(http, one, Phase("s", "p", (Client(10, 4),)), "seed", 60, found)
+        found = await samples_of(http, one, Client(10, 4))
         assert (one.has_usage, found[0].answer_tokens, found[0].is_counted) == (False, 2, False)
         assert one.software == "scripted"
         assert ["stream_options" in body for body in sent] == [True, False, False, False]
@@ -244,8 +244,7 @@ async def test_a_model_is_chosen_where_there_are_several() -> None:
 async def test_a_conversation_grows_and_a_marker_changes() -> None:
     async with serving({}) as (url, sent), session() as http:
         agent = Client(10, 4, "later", "first", grows_tokens=5, marker=True, most_requests=3)
-        found: list[Sample] = []
-        await run_phase(http, target(url), Phase("s", "p", (agent,), 60), "seed", 60, found)
+        found = await samples_of(http, target(url), agent, 60)
         assert [one.kind for one in found] == ["first", "later", "later"]
         roles = [[each["role"] for each in body["messages"]] for body in sent]
         assert roles[2] == ["system", *["user", "assistant"] * 2, "user"]
@@ -260,10 +259,7 @@ async def test_thoughts_are_timed_and_not_sent_back() -> None:
     thinks = thought("reasoning_content") + thought("reasoning") + GOOD
     async with serving({"thinks": thinks}) as (url, sent), session() as http:
         chat = Client(10, 4, grows_tokens=5, most_requests=2)
-        found: list[Sample] = []
-        await run_phase(
-            http, target(url, "thinks"), Phase("s", "p", (chat,), 60), "seed", 60, found
-        )
+        found = await samples_of(http, target(url, "thinks"), chat, 60)
     assert [one.answer_tokens for one in found] == [4, 4]
     assert sent[1]["messages"][1] == {"role": "assistant", "content": "ab"}
 
@@ -271,9 +267,7 @@ async def test_thoughts_are_timed_and_not_sent_back() -> None:
 async def test_the_first_turn_is_the_first_that_is_answered() -> None:
     async with serving({}) as (url, _), session() as http:
         agent = Client(10, 4, "later", "first", grows_tokens=5, most_requests=3)
-        found: list[Sample] = []
-        phase = Phase("s", "p", (agent,), 60)
-        await run_phase(http, target(url, "busy_once"), phase, "seed", 60, found)
+        found = await samples_of(http, target(url, "busy_once"), agent, 60)
     assert [(one.kind, one.error) for one in found] == [
         ("first", "HTTP 429"), ("first", ""), ("later", ""),
     ]  # fmt: skip
@@ -282,9 +276,7 @@ async def test_the_first_turn_is_the_first_that_is_answered() -> None:
 async def test_a_client_hangs_up() -> None:
     async with serving({}) as (url, _), session() as http:
         for name, after in (("silent", 0), ("good", 1)):
-            found: list[Sample] = []
-            phase = Phase("s", "p", (Client(10, 4, hangs_up_after=after),))
-            await run_phase(http, target(url, name), phase, "seed", 60, found)
+            found = await samples_of(http, target(url, name), Client(10, 4, hangs_up_after=after))
             assert [(one.hung_up, one.error) for one in found] == [(True, "")]
 
 

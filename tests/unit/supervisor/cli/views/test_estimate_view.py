@@ -54,6 +54,12 @@ def printed(
     return found
 
 
+def shown(capsys: pytest.CaptureFixture[str], config: Config, home: Path, model: str) -> str:
+    """What people see, with the white space of its columns as one blank each."""
+    print_estimate(config, Home(home), model, False)
+    return " ".join(capsys.readouterr().out.split())
+
+
 def test_the_lines_add_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = config_of(write_model(tmp_path / "m"))
     found = printed(capsys, config, tmp_path, "s")
@@ -80,8 +86,7 @@ def test_what_seeing_takes_is_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
     seeing = found["media_bytes"] + found["decoder_bytes"] + 5 * MIB
     assert found["decoder_bytes"] == DecodeLimits().process_bytes
     assert found["estimated_bytes"] == found["reserve_bytes"] == without + seeing
-    print_estimate(config, Home(tmp_path), "s", False)
-    out = " ".join(capsys.readouterr().out.split())
+    out = shown(capsys, config, tmp_path, "s")
     assert "5 MiB of them see and hear" in out
     assert "which is about 768 tokens" in out
     assert "decoder 1.1 GiB a process that decodes" in out
@@ -107,8 +112,7 @@ def test_quantized_caches_are_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     assert [one["kv_bits"] for one in (plain, half, quarter)] == [None, 8, 4]
     assert plain["kv_cache_bytes"] > half["kv_cache_bytes"] > quarter["kv_cache_bytes"]
-    print_estimate(own, Home(tmp_path), "s", False)
-    assert "4 bits a number" in " ".join(capsys.readouterr().out.split())
+    assert "4 bits a number" in shown(capsys, own, tmp_path, "s")
 
 
 def test_adapters_of_which_the_hub_says_nothing_are_named(
@@ -122,11 +126,9 @@ def test_adapters_of_which_the_hub_says_nothing_are_named(
     monkeypatch.setattr(prospect, "look_now", silent)
     config = config_of(write_model(tmp_path / "m"), adapters={"tuned": "nobody/no-such-adapter"})
     assert printed(capsys, config, tmp_path, "s")["adapters_not_fetched"] == ["tuned"]
-    print_estimate(config, Home(tmp_path), "s", False)
-    out = " ".join(capsys.readouterr().out.split())
-    assert "the hub does not say how large they are: the adapters tuned" in out
-    print_estimate(config_of(tmp_path / "m"), Home(tmp_path), "s", False)
-    assert "not fetched" not in capsys.readouterr().out
+    unknown = "the hub does not say how large they are: the adapters tuned"
+    assert unknown in shown(capsys, config, tmp_path, "s")
+    assert "not fetched" not in shown(capsys, config_of(tmp_path / "m"), tmp_path, "s")
 
 
 def test_what_was_measured_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,8 +143,7 @@ def test_what_was_measured_is_shown(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert found["measured_static_bytes"] == 77 * MIB
     assert found["measured_peak_bytes"] == found["reserve_bytes"] == 9000 * MIB
     assert not found["fits"]
-    print_estimate(config, home, "small", False)
-    out = capsys.readouterr().out
+    out = shown(capsys, config, tmp_path, "small")
     assert "measured when loaded" in out
     assert "does not fit the budget of 4.0 GiB: 4.8 GiB too much" in out
 
@@ -152,14 +153,13 @@ def test_people_see_each_line_and_what_to_change(
 ) -> None:
     folder = write_model(tmp_path / "m", num_hidden_layers=512)
     config = config_of(folder, "1GiB", context_length=1000, concurrency=20)
-    print_estimate(config, Home(tmp_path), "small", False)
-    out = capsys.readouterr().out
+    out = shown(capsys, config, tmp_path, "small")
     for line in ("weights", "process", "KV cache", "1000 tokens x 20", "prefix cache", "buffers"):
         assert line in out
     for hint in ("prefix_cache.memory_bytes", "concurrency 19", "context_length below 1000"):
         assert hint in out
-    print_estimate(config_of(write_model(tmp_path / "n")), Home(tmp_path), "small", False)
-    assert "fits the budget of 4.0 GiB" in capsys.readouterr().out
+    fitting = config_of(write_model(tmp_path / "n"))
+    assert "fits the budget of 4.0 GiB" in shown(capsys, fitting, tmp_path, "small")
 
 
 def test_what_is_not_there_is_said_so(tmp_path: Path) -> None:
@@ -232,8 +232,7 @@ def test_before_a_download_it_says_what_it_says_after_it(
         )
         look = before["look"]
         assert look["missing_bytes"] == look["total_bytes"] > 3 * MIB
-        print_estimate(config, Home(home), "Qwen3-8B", False)
-        assert "mlx-community/Qwen3-8B-4bit: 3" in capsys.readouterr().out
+        assert "mlx-community/Qwen3-8B-4bit: 3" in shown(capsys, config, home, "Qwen3-8B")
         with pytest.raises(LmxError, match="the hub has no repository org/gone"):
             print_estimate(config, Home(home), "org/gone", True)
     after = printed(capsys, config, home, str(folder))
@@ -279,8 +278,7 @@ def test_a_gguf_file_is_known_by_its_head(
     assert hub.served[file.name] < file.stat().st_size
     assert here["look"]["missing_bytes"] == 0 < there["look"]["missing_bytes"]
     assert here["look"]["made_bytes"] == there["look"]["made_bytes"] == here["weights_bytes"]
-    print_estimate(config, Home(home), str(file), False)
-    assert "it is converted before it is loaded" in capsys.readouterr().out
+    assert "it is converted before it is loaded" in shown(capsys, config, home, str(file))
     with pytest.raises(LmxError, match="is no repository of the hub"):
         print_estimate(config, Home(home), str(file), True, file.name)
 
