@@ -127,22 +127,26 @@ def rendered(what: Any, width: int) -> list[str]:
 def test_an_ipv6_address_is_no_markup() -> None:
     url = "http://[fd12:3456::1]:8000/v1"
     found = status(model_line("a"))
-    found = replace(found, router=replace(found.router, urls=(url,), announced_url=url))
-    assert f"announced   {url}" in rendered(found, 80)
+    found = replace(found, router=replace(found.router, url=url, urls=(url,), announced_url=url))
+    lines = rendered(found, 120)
+    assert f"announced   {url}" in lines
+    assert sum(url in line for line in lines) == 2
     out = io.StringIO()
     print_started(Console(file=out, width=80, highlight=False, soft_wrap=True), found)
     assert f"in a browser: {url.removesuffix('v1')}" in out.getvalue()
 
 
-def test_what_was_remarked_at_the_load_has_a_line_of_its_own() -> None:
-    lines = rendered(status(model_line("a", remarks=["config.json sets x."])), 80)
-    assert lines[-1] == "a  config.json sets x."
-
-
-def test_an_address_in_brackets_is_no_markup() -> None:
-    found = status()
-    found = replace(found, router=replace(found.router, url="http://[fd12::1]:8000"))
-    assert any("http://[fd12::1]:8000" in line for line in rendered(found, 120))
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ({"remarks": ["config.json sets x."]}, "a  config.json sets x."),
+        ({"adapters": [{**ADAPTER, "problem": "it is of another [model]"}]},
+         "sql  it is of another [model]"),
+    ],
+    ids=["what was remarked at the load", "an adapter that can't be used"],
+)  # fmt: skip
+def test_what_has_a_line_of_its_own(line: dict[str, Any], words: str) -> None:
+    assert rendered(status(model_line("a", **line)), 80)[-1] == words
 
 
 def busy() -> SystemStatus:
@@ -166,12 +170,6 @@ def test_a_model_is_one_line_of_the_table_at_any_width(width: int) -> None:
     text = "\n".join(lines)
     for words in ("pinned", "waits for memory, 2nd in line", LONG.strip()):
         assert words in text
-
-
-def test_an_adapter_that_can_not_be_used_has_its_line() -> None:
-    refused = {**ADAPTER, "problem": "it is of another [model]"}
-    lines = rendered(status(model_line("a", adapters=[refused])), 80)
-    assert lines[-1] == "sql  it is of another [model]"
 
 
 def test_columns_are_left_out_the_least_useful_first() -> None:

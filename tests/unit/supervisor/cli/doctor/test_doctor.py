@@ -40,8 +40,11 @@ def home(tmp_path: Path) -> Home:
     return place
 
 
-def examined(system: System, home: Home, path: Path | None = None) -> Examination:
-    """Examine with the configuration in a file."""
+def examined(system: System, home: Home, text: str | None = None) -> Examination:
+    """Examine with a configuration file of this text."""
+    path = None if text is None else home.path.parent / "lmx.yaml"
+    if path is not None:
+        path.write_text(text or "")
     try:
         config = load_config(path, system.environment, keys_kept=home.has_keys)
     except OperationError:
@@ -93,38 +96,35 @@ def test_what_is_wrong_is_said_with_what_mends_it(home: Home) -> None:
         "memory": {"budget_bytes": 60 * GIB},
     })  # fmt: skip
     reading = MemoryReading(64 * GIB, 40 * GIB, 22 * GIB, kernel_pressure=KernelPressure.WARNING)
-    lines = {
-        "python": machine.check_python((3, 15, 0)),
-        "blas": machine.check_blas(None),
-        "files": machine.check_files(256, "darwin"),
-        "memory": machine.check_memory(reading),
-        "macos": mac.check_release("13.6", "arm64"),
-        "rosetta": mac.check_release("26.1", "x86_64"),
-        "gpu": mac.check_gpu(config, reading, 48 * GIB, 0),
-        "pressure": mac.check_pressure(reading, 20, 10 * GIB),
-        "wired": mac.check_wired(reading, running=False),
-        "backlog": mac.check_backlog(128),
-        "sleep": mac.check_sleep(PMSET, config, battery=True),
-        "backups": mac.check_backups("[Included]  /a\n[Excluded]  /b\n", ["/a", "/b c"]),
-        "firewall": mac.check_firewall(1, config),
-        "keys": setup.check_keys(config, ())[0],
-        "port": setup.check_port(config, running=False, taken=True),
-        "processes": setup.check_processes(running=False, left=[7, 8]),
-        "privacy": mac.check_guarded([Path("/Users/me/Downloads/m")], Path("/Users/me")),
-    }
-    verdicts = {name: line.verdict for name, line in lines.items()}
-    assert verdicts == {
-        "python": BAD, "blas": WARNING, "files": WARNING, "memory": WARNING, "macos": BAD,
-        "rosetta": BAD, "gpu": WARNING, "pressure": WARNING, "wired": WARNING, "backlog": NOTE,
-        "sleep": NOTE, "backups": NOTE, "firewall": WARNING, "keys": WARNING,
-        "port": BAD, "processes": WARNING, "privacy": WARNING,
-    }  # fmt: skip
-    assert all(line.fix for line in lines.values())
-    assert lines["backups"].fix == "tmutil addexclusion /a '/b c'"
-    assert os.path.realpath(sys.executable) in lines["firewall"].fix
-    assert not healthy(list(lines.values()))
+    backups = mac.check_backups("[Included]  /a\n[Excluded]  /b\n", ["/a", "/b c"])
+    firewall = mac.check_firewall(1, config)
+    sleep = mac.check_sleep(PMSET, config, battery=True)
+    wrong = [
+        (machine.check_python((3, 15, 0)), BAD),
+        (machine.check_blas(None), WARNING),
+        (machine.check_files(256, "darwin"), WARNING),
+        (machine.check_memory(reading), WARNING),
+        (mac.check_release("13.6", "arm64"), BAD),
+        (mac.check_release("26.1", "x86_64"), BAD),
+        (mac.check_gpu(config, reading, 48 * GIB, 0), WARNING),
+        (mac.check_pressure(reading, 20, 10 * GIB), WARNING),
+        (mac.check_wired(reading, running=False), WARNING),
+        (mac.check_backlog(128), NOTE),
+        (sleep, NOTE),
+        (backups, NOTE),
+        (firewall, WARNING),
+        (setup.check_keys(config, ())[0], WARNING),
+        (setup.check_port(config, running=False, taken=True), BAD),
+        (setup.check_processes(running=False, left=[7, 8]), WARNING),
+        (mac.check_guarded([Path("/Users/me/Downloads/m")], Path("/Users/me")), WARNING),
+    ]
+    for line, verdict in wrong:
+        assert (line.verdict, bool(line.fix)) == (verdict, True), line
+    assert backups.fix == "tmutil addexclusion /a '/b c'"
+    assert os.path.realpath(sys.executable) in firewall.fix
+    assert not healthy([line for line, _ in wrong])
     assert mac.check_release("14.8", "arm64").verdict is NOTE
-    assert "on battery" in lines["sleep"].measured
+    assert "on battery" in sleep.measured
     assert mac.check_wired(reading, running=True).verdict is OK
     assert mac.check_guarded([Path("/Users/me/models")], Path("/Users/me")).verdict is OK
 
@@ -188,23 +188,20 @@ def test_on_linux_nothing_of_a_mac_is_asked(home: Home) -> None:
     assert {command[0] for command in system.asked} == {"systemctl"}
 
 
-def test_a_configuration_that_is_not_valid_is_not_shown(home: Home, tmp_path: Path) -> None:
-    path = tmp_path / "lmx.yaml"
-    path.write_text(f"security: {{api_keys: [{{key: {SECRET}, nmae: x}}]}}\n")
-    lines = examined(Linux(home.path), home, path).lines
+def test_a_configuration_that_is_not_valid_is_not_shown(home: Home) -> None:
+    text = f"security: {{api_keys: [{{key: {SECRET}, nmae: x}}]}}\n"
+    lines = examined(Linux(home.path), home, text).lines
     assert line_of(lines, "config").verdict is BAD
     assert SECRET not in as_text("t", lines, "/root")
 
 
-@pytest.mark.parametrize("kind", ["Linux", "Mac"])
-def test_a_configuration_s_keys_are_not_shown(home: Home, tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "lmx.yaml"
-    path.write_text(
+@pytest.mark.parametrize("kind", [Linux, Mac])
+def test_a_configuration_s_keys_are_not_shown(home: Home, kind: type[Linux | Mac]) -> None:
+    text = (
         f"server: {{host: 0.0.0.0}}\nsecurity: {{api_keys: [{{key: {SECRET}, name: x}}]}}\n"
         "models: [{id: m, source: /nowhere/m}]\n"
     )
-    system = {"Linux": Linux, "Mac": Mac}[kind](home.path)
-    found = examined(system, home, path)
+    found = examined(kind(home.path), home, text)
     assert Path("/nowhere/m") in found.folders
     assert line_of(found.lines, "config").verdict is OK
     reported = json.dumps(as_json(found.title, found.lines, "/root"))
@@ -212,19 +209,18 @@ def test_a_configuration_s_keys_are_not_shown(home: Home, tmp_path: Path, kind: 
 
 
 def test_a_folder_that_is_no_model_is_named(home: Home, tmp_path: Path) -> None:
-    path = tmp_path / "lmx.yaml"
-    path.write_text(f"models: [{{id: m, source: {tmp_path / 'none'}}}]\n")
-    lines = examined(Linux(home.path), home, path).lines
+    text = f"models: [{{id: m, source: {tmp_path / 'none'}}}]\n"
+    lines = examined(Linux(home.path), home, text).lines
     (reported,) = [line for line in lines if line.name == "models" and line.verdict is not OK]
     assert (reported.verdict, "m can't be loaded" in reported.measured) == (BAD, True)
 
 
 def test_keys_that_others_can_read_are_a_warning(home: Home, tmp_path: Path) -> None:
-    path = tmp_path / "lmx.yaml"
-    path.write_text(f"security: {{api_keys: [{SECRET}]}}\n")
+    path, text = tmp_path / "lmx.yaml", f"security: {{api_keys: [{SECRET}]}}\n"
+    path.touch()
     for mode, expected in ((0o644, [Verdict.WARNING]), (0o600, [])):
         path.chmod(mode)
-        lines = examined(Linux(home.path), home, path).lines
+        lines = examined(Linux(home.path), home, text).lines
         found = [line for line in lines if line.assumption == "only their user can read them"]
         assert [line.verdict for line in found] == expected
         assert all(line.fix == f"chmod 600 {path}" for line in found)
