@@ -1,6 +1,5 @@
 """Ranks that other machines start for a worker of this one, and what ends them."""
 
-import asyncio
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ from lmx.protocol.messages.ranks import (
 from lmx.protocol.models.ranks import Parallel
 from lmx.supervisor.control import remote_ranks
 from lmx.supervisor.control.remote_ranks import RemoteRanks
+from tests.support.fakes.fake_peers import until
 
 WISH = WantFollowers("w1", "d" * 64, {}, (Meeting("tcp://127.0.0.1:1", "k" * 40, "127.0.0.1"),))
 
@@ -55,11 +55,6 @@ class Desk:
         self.said.append(method)
         return {"public_key": "p" * 40, "pid": 7}
 
-    async def until(self, condition: Any) -> None:
-        async with asyncio.timeout(90):
-            while not condition():
-                await asyncio.sleep(0.01)
-
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
@@ -70,20 +65,20 @@ async def test_ranks_are_started_and_end_with_their_worker(desk: Desk) -> None:
     desk.answers.set()
     desk.ranks.want(WISH)
     desk.ranks.want(WISH)
-    await desk.until(lambda: desk.sent)
+    await until(lambda: desk.sent)
     assert desk.sent == [FollowersStarted((RemoteFollower("p" * 40, 7),))]
     desk.ranks.worker_exited("w1")
-    await desk.until(lambda: len(desk.said) == 2)
+    await until(lambda: len(desk.said) == 2)
     assert desk.said == ["POST", "DELETE"]
 
 
 async def test_a_start_that_comes_after_the_end_is_ended_too(desk: Desk) -> None:
     """The question that ends the ranks may be there before the one that starts them."""
     desk.ranks.want(WISH)
-    await desk.until(desk.asked.is_set)
+    await until(desk.asked.is_set)
     desk.workers.clear()
     desk.ranks.worker_exited("w1")
-    await desk.until(lambda: desk.said == ["DELETE"])
+    await until(lambda: desk.said == ["DELETE"])
     desk.answers.set()
-    await desk.until(lambda: len(desk.said) == 3)
+    await until(lambda: len(desk.said) == 3)
     assert desk.said == ["DELETE", "POST", "DELETE"]

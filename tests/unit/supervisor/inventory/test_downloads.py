@@ -3,7 +3,7 @@ a shell script; the real program is tests/process/models/test_fetch_hub.py's."""
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from lmx.supervisor.inventory.downloads import (
 )
 from lmx.supervisor.memory.files import missing_part
 from lmx.supervisor.processes.fetching import FetchProgram, FetchRuns
+from tests.support.fakes.fake_peers import until
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 3.0), st.integers(0, 10**9)), min_size=1, max_size=60))
@@ -110,6 +111,7 @@ class Ground:
         self.looked: Callable[[], None] = lambda: None
         self.served: Callable[[Download, Path], str | None] = lambda download, _: download.repo_id
         self.serving: Callable[[], Awaitable[object]] = lambda: asyncio.sleep(0)
+        self.made: list[Downloads] = []
 
     def script(self, text: str) -> None:
         self._program.write_text(f"#!/bin/sh\n{text}\n")
@@ -127,18 +129,31 @@ class Ground:
         self.events.append(name)
 
     def downloads(self) -> Downloads:
-        return Downloads(
+        made = Downloads(
             DownloadFile(self.folder / "downloads.json"),
             FetchRuns(FetchProgram(self.folder, self.folder / "fetch.log")),
             self._serve,
             self._is_whole,
             self,
         )
+        self.made.append(made)
+        return made
+
+    def model(self, *, whole: bool = True) -> Path:
+        """Make the folder of a model, and return it."""
+        folder = self.folder / "model"
+        folder.mkdir()
+        for name in ("config.json", "tokenizer.json", "model.safetensors") if whole else ():
+            (folder / name).write_text("{}")
+        return folder
 
 
 @pytest.fixture
-def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ground:
-    return Ground(tmp_path, monkeypatch)
+async def ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ground]:
+    made = Ground(tmp_path, monkeypatch)
+    yield made
+    for downloads in made.made:
+        await downloads.close(resume=False)
 
 
 SIZED = """echo '{"phase": "download", "fraction": 0.5, "done_bytes": 5, "total_bytes": 10}'"""
@@ -148,12 +163,11 @@ FAILS = """echo '{"error": {"code": "download_failed", "message": "cut off"}}'; 
 
 
 async def ended(downloads: Downloads, view: DownloadView) -> DownloadView:
-    async with asyncio.timeout(90):
-        while True:
-            (found,) = downloads.list(view.download_id).downloads
-            if found.ended_s is not None:
-                return found
-            await asyncio.sleep(0.01)
+    def found() -> list[DownloadView]:
+        listed = downloads.list(view.download_id).downloads
+        return [each for each in listed if each.ended_s is not None]
+
+    return (await until(found))[0]
 
 
 MEASURED = """echo '{"phase": "check", "fraction": 1.0, "detail": "a little worse", \
@@ -239,10 +253,7 @@ async def test_files_that_are_being_deleted_are_not_downloaded(ground: Ground, w
         with pytest.raises(LmxError, match="being deleted") as caught:
             await downloads.start(StartDownload("org/name"))
         assert caught.value.code is ErrorCode.MODEL_UNLOADED
-    folder = ground.folder / "model"
-    folder.mkdir()
-    for name in ("config.json", "tokenizer.json", "model.safetensors") if whole else ():
-        (folder / name).write_text("{}")
+    folder = ground.model(whole=whole)
     ground.script(f"""echo '{{"path": "{folder}"}}'""")
     await ended(downloads, await downloads.start(StartDownload("org/name")))
     with ExitStack() as deleting:
@@ -252,14 +263,10 @@ async def test_files_that_are_being_deleted_are_not_downloaded(ground: Ground, w
     ground.looked = lambda: None
     view = await downloads.start(StartDownload("org/name"))
     assert view.status is DownloadStatus.COMPLETED
-    await downloads.close(resume=False)
 
 
 async def test_what_has_come_is_not_asked_for_again(ground: Ground) -> None:
-    folder = ground.folder / "model"
-    folder.mkdir()
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        (folder / name).write_text("{}")
+    folder = ground.model()
     ground.script(f"""{SIZED}; echo '{{"path": "{folder}"}}'""")
     downloads = ground.downloads()
     done = await ended(downloads, await downloads.start(StartDownload("org/name")))
@@ -271,7 +278,6 @@ async def test_what_has_come_is_not_asked_for_again(ground: Ground) -> None:
     (folder / "config.json").unlink()
     anew = await downloads.start(StartDownload("org/name"))
     assert anew.download_id != done.download_id
-    await downloads.close(resume=False)
 
 
 async def test_a_taken_name_fails_no_download(ground: Ground) -> None:
@@ -284,7 +290,6 @@ async def test_a_taken_name_fails_no_download(ground: Ground) -> None:
     done = await ended(downloads, await downloads.start(StartDownload("org/name")))
     assert (done.status, done.model_id) == (DownloadStatus.COMPLETED, None)
     assert "the name is taken" in str(done.error)
-    await downloads.close(resume=False)
 
 
 async def test_the_size_is_waited_for_while_the_look_waits_for_a_processor(
@@ -299,7 +304,6 @@ async def test_the_size_is_waited_for_while_the_look_waits_for_a_processor(
     monkeypatch.setattr(ProcessorWait, "more_s", lambda _: 90.0)
     reported = await downloads.start(StartDownload("org/told"))
     assert (reported.status, reported.total_bytes) == (DownloadStatus.DOWNLOADING, 10)
-    await downloads.close(resume=False)
 
 
 async def test_some_run_and_the_others_wait(
@@ -318,16 +322,11 @@ async def test_some_run_and_the_others_wait(
         statuses = [each.status for each in downloads.list().downloads]
         return statuses.count(DownloadStatus.DOWNLOADING)
 
-    async with asyncio.timeout(90):
-        while running() < AT_ONCE:
-            await asyncio.sleep(0.01)
+    await until(lambda: running() >= AT_ONCE)
     first = downloads.list().downloads[-1]
     await downloads.cancel(first.download_id)
-    async with asyncio.timeout(90):
-        while running() < AT_ONCE:
-            await asyncio.sleep(0.01)
+    await until(lambda: running() >= AT_ONCE)
     assert running() == AT_ONCE
-    await downloads.close(resume=False)
 
 
 async def test_the_next_program_continues(ground: Ground) -> None:
@@ -369,7 +368,6 @@ async def test_the_next_program_continues(ground: Ground) -> None:
     assert (view.error_code, "resumes" in (view.error or "")) == (ErrorCode.DOWNLOAD_FAILED, True)
     view = await third.cancel(left.download_id)
     assert (view.status, view.error_code) == (DownloadStatus.CANCELLED, None)
-    await third.close(resume=False)
 
 
 @pytest.mark.parametrize(
@@ -426,7 +424,6 @@ async def test_a_failure_shows_its_field_and_when_to_come_back(ground: Ground) -
     ground.script(FAILS)
     view = await ended(downloads, await downloads.start(StartDownload("org/name")))
     assert (view.error, view.param, view.retry_after_s) == ("cut off", None, None)
-    await downloads.close(resume=False)
 
 
 async def test_a_load_that_fetched_all_of_it_completes_a_download_that_failed(
@@ -442,14 +439,10 @@ async def test_a_load_that_fetched_all_of_it_completes_a_download_that_failed(
     done = await ended(downloads, failed)
     assert (done.status, done.model_id) == (DownloadStatus.COMPLETED, "org/name")
     assert (done.error, done.error_code) == (None, None)
-    await downloads.close(resume=False)
 
 
 async def test_whoever_looks_while_it_is_served_sees_no_half_of_an_end(ground: Ground) -> None:
-    folder = ground.folder / "model"
-    folder.mkdir()
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        (folder / name).write_text("{}")
+    folder = ground.model()
     ground.script(f"""{SIZED}; echo '{{"path": "{folder}"}}'""")
     downloads = ground.downloads()
     done = await ended(downloads, await downloads.start(StartDownload("org/name")))
@@ -469,7 +462,6 @@ async def test_whoever_looks_while_it_is_served_sees_no_half_of_an_end(ground: G
         (DownloadStatus.FAILED, None, "cut off"),
     ]
     assert (await ended(downloads, failed)).status is DownloadStatus.COMPLETED
-    await downloads.close(resume=False)
 
 
 async def test_one_that_was_begun_again_has_its_own_end(ground: Ground) -> None:
@@ -481,7 +473,6 @@ async def test_one_that_was_begun_again_has_its_own_end(ground: Ground) -> None:
     ground.serving = lambda: downloads.start(StartDownload("org/name"))
     await downloads.completed_elsewhere("org/name", None, Path("/cache/name"))
     assert downloads.list(failed.download_id).downloads[0].status is DownloadStatus.DOWNLOADING
-    await downloads.close(resume=False)
 
 
 async def test_a_cancelled_one_may_write_until_its_process_is_gone(ground: Ground) -> None:
@@ -499,4 +490,3 @@ async def test_a_cancelled_one_may_write_until_its_process_is_gone(ground: Groun
     await downloads.wait_stopped()
     assert gone.exists()
     await cancelling
-    await downloads.close(resume=False)

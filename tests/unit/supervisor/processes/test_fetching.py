@@ -12,6 +12,7 @@ import pytest
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.processes.fetching import Fetch, FetchProgram, FetchRuns, LoadFetches
+from tests.support.fakes.fake_peers import until
 
 MODEL = ModelConfig(id="m", source="owner/name")
 Found = tuple[str, Path | LmxError | OSError, dict[str, str]]
@@ -131,10 +132,7 @@ class Runs:
         self.reported.append(error)
 
     async def until_reported(self) -> Any:
-        async with asyncio.timeout(90):
-            while not self.reported:
-                await asyncio.sleep(0.01)
-        return self.reported[-1]
+        return (await until(lambda: self.reported))[-1]
 
     def pid(self) -> int:
         return int((self.folder / "pid").read_text())

@@ -15,6 +15,7 @@ from lmx.supervisor.config.schema import Config
 from lmx.supervisor.processes.child import without_keys, without_own_keys
 from lmx.supervisor.processes.handover import Invocation
 from lmx.supervisor.processes.hang_detection import BUSY_S, Look, Patience, Verdict, judge
+from tests.support.fakes.fake_peers import until
 
 DEAF = Look(answers=False)
 
@@ -98,9 +99,7 @@ async def test_a_router_counts_beats_and_runs_it_with_what_its_environment_lacks
     await asyncio.sleep(1.5)
     assert not out.exists()
     beats.answering = False
-    async with asyncio.timeout(90):
-        while not (out.exists() and out.read_text()):
-            await asyncio.sleep(0.02)
+    await until(lambda: out.exists() and out.read_text())
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert out.read_text() == "secret"
@@ -115,9 +114,7 @@ async def test_a_rescue_that_is_stopped_makes_room_for_another(
     script = f"import os; open({str(out)!r}, 'a').write('x'); os.kill(os.getpid(), 19)"
     spec = RescueSpec((sys.executable, "-c", script.replace("19", str(int(signal.SIGSTOP)))), 0.1)
     task = asyncio.create_task(SupervisorWatch(_Beats(answering=False), spec, 0.01).run())
-    async with asyncio.timeout(90):
-        while not (out.exists() and len(out.read_text()) >= 2):
-            await asyncio.sleep(0.02)
+    await until(lambda: out.exists() and len(out.read_text()) >= 2)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

@@ -28,6 +28,7 @@ from lmx.supervisor.decisions.slots import events
 from lmx.supervisor.memory.inspection import Inspection
 from lmx.supervisor.processes import lent
 from lmx.supervisor.state.home import Home
+from tests.support.fakes.fake_peers import until
 from tests.support.rigs.core_rig import CoreRig
 
 KEY = b"k" * 40
@@ -114,12 +115,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     yield made
     if made.lease >= 0:
         os.close(made.lease)
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(90):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_a_rank_has_memory_until_nothing_is_heard_of_it(machine: Machine) -> None:

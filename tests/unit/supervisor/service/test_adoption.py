@@ -16,7 +16,7 @@ from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.supervisor.router.guard import RouterGuard
 from lmx.supervisor.service.adoption import Adoption, _is_bound
 from lmx.supervisor.state.disk_retry import change_once
-from lmx.supervisor.state.process_records import Records, RouterRecord
+from lmx.supervisor.state.process_records import Records
 from tests.support.rigs.core_rig import CoreRig
 
 INSTANCE = "0badcafe"
@@ -49,30 +49,12 @@ def test_a_worker_without_a_record_holds_what_its_start_would_reserve(
 
 
 def _adoption(rig: CoreRig, records: Records, folder: Path) -> Adoption:
-    guard = RouterGuard(_NoRouters(), rig.settings)
+    unused: Any = None
+    guard = RouterGuard(unused, rig.settings)
     return Adoption(
         rig.core, guard, records, RunDirectory(folder), lambda _instance, _pid: None,
         lambda _pid: None, change_once, lambda _instance, _what: None,
     )  # fmt: skip
-
-
-class _NoRouters:
-    """``RouterActions`` of a guard that has no router, and gets none."""
-
-    def spawn_router(self, listener: socket.socket) -> RouterRecord:
-        raise OSError("no process")
-
-    def signal_router(self, pid: int, number: int) -> None:
-        raise AssertionError(f"signal {number} for {pid}")
-
-    def waited_s(self, pid: int, now_s: float) -> float:
-        raise AssertionError(f"{pid} is late")
-
-    def save_routers(self, records: list[RouterRecord]) -> None:
-        raise AssertionError("there are none")
-
-    def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
-        raise AssertionError(name)
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="there a full backlog refuses at once")

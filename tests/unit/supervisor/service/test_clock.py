@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from lmx.supervisor.service import clock
+from tests.support.fakes.fake_peers import until
 
 
 async def ticks(count: int, block: Callable[[], None] = lambda: None) -> list[float]:
@@ -69,9 +70,7 @@ async def test_a_quiet_supervisor_rests_until_something_stirs_or_is_due() -> Non
     task = asyncio.create_task(clock.tick_forever({"one": tick}, quiet_until_s, stirred))
 
     async def after(count: int) -> list[float]:
-        async with asyncio.timeout(90):
-            while len(ticked_s) < count:
-                await asyncio.sleep(0.005)
+        await until(lambda: len(ticked_s) >= count)
         return [later - sooner for sooner, later in itertools.pairwise(ticked_s[-count:])]
 
     try:
@@ -101,8 +100,6 @@ async def test_a_clock_that_does_not_know_ticks() -> None:
         raise RuntimeError("a bug")
 
     task = asyncio.create_task(clock.tick_forever({"one": tick}, broken, asyncio.Event()))
-    async with asyncio.timeout(90):
-        while ticks < 3:
-            await asyncio.sleep(0.01)
+    await until(lambda: ticks >= 3)
     assert not task.done()
     task.cancel()

@@ -14,6 +14,7 @@ from lmx.supervisor.service import service as service_module
 from lmx.supervisor.service.service import Service
 from lmx.supervisor.service.shutdown import Shutdown
 from lmx.supervisor.state.home import Home
+from tests.support.fakes.fake_peers import until
 from tests.support.rigs.core_rig import CoreRig
 
 
@@ -60,13 +61,11 @@ async def test_workers_end_though_every_step_fails() -> None:
 
     shutdown = Shutdown(rig.core, guard, (no_fetches, close_ranks))
     ending = asyncio.create_task(shutdown.run(1.0))
-    async with asyncio.timeout(90):
-        while len(rig.actions.signals) < 2:
-            await asyncio.sleep(0.01)
-        for name in ("a", "b"):
-            rig.exits(name)
-        shutdown.exited()
-        await ending
+    await until(lambda: len(rig.actions.signals) >= 2)
+    for name in ("a", "b"):
+        rig.exits(name)
+    shutdown.exited()
+    await asyncio.wait_for(ending, 90)
     assert {pid for pid, _ in rig.actions.signals} == {1001, 1002}
     assert closed
 
@@ -82,12 +81,10 @@ async def test_workers_end_after_the_router_which_has_the_grace_for_its_streams(
     assert not rig.actions.signals
     guard.running = False
     shutdown.exited()
-    async with asyncio.timeout(90):
-        while not rig.actions.signals:
-            await asyncio.sleep(0.01)
-        rig.exits("a")
-        shutdown.exited()
-        await ending
+    await until(lambda: rig.actions.signals)
+    rig.exits("a")
+    shutdown.exited()
+    await asyncio.wait_for(ending, 90)
 
 
 async def test_to_be_hurried_counts_while_fetches_are_closed() -> None:
@@ -107,9 +104,7 @@ async def test_to_be_hurried_counts_while_fetches_are_closed() -> None:
 
     shutdown = Shutdown(rig.core, guard, (close_fetches,))
     ending = asyncio.create_task(shutdown.run(1.0))
-    async with asyncio.timeout(90):
-        while len(seen) < 2:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(seen) >= 2)
     assert seen == [False, True]
     ending.cancel()
 
@@ -137,8 +132,8 @@ async def test_a_stop_in_the_midst_of_a_handover_is_obeyed(
     assert not service.replacing
     service.replace()
     assert service.replacing
-    async with asyncio.timeout(90):
-        assert await service._serve(parts) == (None if stopped else "what is left")
+    left = await asyncio.wait_for(service._serve(parts), 90)
+    assert left == (None if stopped else "what is left")
 
 
 def test_a_notice_that_repeats_itself_stands_once(tmp_path: Path) -> None:

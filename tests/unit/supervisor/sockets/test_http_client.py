@@ -3,10 +3,6 @@
 import errno
 import http.client
 import io
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +12,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control
 from lmx.supervisor.sockets.http_client import HttpClient, Remote, _Form
 from lmx.supervisor.sockets.remote import RemoteClient, log_lines
+from tests.support.fakes.one_answer import one_answer
 
 
 @pytest.mark.parametrize(
@@ -57,31 +54,6 @@ def test_a_key_that_no_header_can_carry_is_said() -> None:
     assert "sk-1" not in repr(Remote.parse("studio", "sk-1"))
 
 
-@contextmanager
-def answering(status: int, body: bytes, **headers: str) -> Iterator[str]:
-    """Give one answer to every GET; yields the address."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as made:
-        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{made.server_port}"
-        finally:
-            made.shutdown()
-            thread.join()
-
-
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
@@ -95,7 +67,7 @@ def answering(status: int, body: bytes, **headers: str) -> Iterator[str]:
 )
 def test_whoever_else_answers_there_is_no_traceback(status: int, body: bytes, said: str) -> None:
     with (
-        answering(status, body) as url,
+        one_answer(status, body) as (url, _),
         RemoteClient(Remote(url), 1.0) as client,
         pytest.raises(OperationError, match=said),
     ):
@@ -112,16 +84,19 @@ def test_an_answer_counts_that_comes_before_all_was_sent(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(http.client.HTTPConnection, "request", request)
     body = b'{"error": {"code": "request_too_large", "message": "too much"}}'
-    with answering(413, body) as url, pytest.raises(OperationError, match=r"^too much$"):
+    with one_answer(413, body) as (url, _), pytest.raises(OperationError, match=r"^too much$"):
         HttpClient(Remote(url), 90.0).call("GET", "/v1/models")
     body = b'{"error": {"code": "invalid_authentication", "message": "no"}}'
-    with answering(401, body) as url, pytest.raises(OperationError, match=r"^no It is old\.$"):
+    with (
+        one_answer(401, body) as (url, _),
+        pytest.raises(OperationError, match=r"^no It is old\.$"),
+    ):
         HttpClient(Remote(url, "sk-1", key_words="It is old."), 90.0).call("GET", "/v1/models")
 
 
 def test_a_redirect_is_said_and_not_followed_with_the_key() -> None:
     with (
-        answering(302, b"", Location="https://elsewhere.example/") as url,
+        one_answer(302, b"", Location="https://elsewhere.example/") as (url, _),
         pytest.raises(OperationError, match=r"https://elsewhere\.example/"),
     ):
         HttpClient(Remote(url, "key"), 5.0).call("GET", "/v1/models")
@@ -138,7 +113,7 @@ def test_nobody_there_and_no_route() -> None:
 
 @pytest.mark.parametrize("path", ["", "/v1/files/file-1/content"])
 def test_an_answer_that_is_cut_off_is_not_taken_for_a_whole_one(path: str) -> None:
-    with answering(200, b'{"a": 1}', **{"Content-Length": "10"}) as url:
+    with one_answer(200, b'{"a": 1}', **{"Content-Length": "10"}) as (url, _):
         http = HttpClient(Remote(url), 5.0)
         with pytest.raises(OperationError, match="2 bytes of the answer are missing") as caught:
             if path:
@@ -155,7 +130,7 @@ class Full(io.BytesIO):
 
 def test_a_disk_that_is_full_is_not_a_lost_connection() -> None:
     with (
-        answering(200, b"text", **{"Content-Length": "4"}) as url,
+        one_answer(200, b"text", **{"Content-Length": "4"}) as (url, _),
         pytest.raises(OSError, match="No space left"),
     ):
         HttpClient(Remote(url), 5.0).download("/v1/files/file-1/content", Full())
@@ -185,7 +160,7 @@ def test_a_file_that_can_not_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_log_that_is_followed_does_not_end_without_a_word() -> None:
-    with answering(200, b'data: {"line": "a"}\n\n') as url:
+    with one_answer(200, b'data: {"line": "a"}\n\n') as (url, _):
         assert list(log_lines(Remote(url), "router", 1, follow=False)) == ["a"]
         lines = log_lines(Remote(url), "router", 1, follow=True)
         assert next(lines) == "a"

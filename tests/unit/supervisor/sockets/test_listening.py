@@ -5,15 +5,13 @@ import os
 import re
 import socket
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
 
 import pytest
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.config.schema import ServerConfig
 from lmx.supervisor.sockets.listening import cannot_listen, check_free
+from tests.support.fakes.one_answer import one_answer
 
 
 @pytest.mark.parametrize(
@@ -51,24 +49,10 @@ def test_a_name_that_no_machine_can_have_is_an_address_that_cannot_be_had(
         check_free(ServerConfig(host=host, port=1))
 
 
-class _Version(BaseHTTPRequestHandler):
-    def version_string(self) -> str:
-        return "lmx"
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 def test_another_lmx_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmx.supervisor.sockets.listening._ANSWER_S", 90.0)
-    with HTTPServer(("127.0.0.1", 0), _Version) as other:
-        answering = threading.Thread(target=other.handle_request)
-        answering.start()
-        with pytest.raises(OperationError, match="the lmx of another LMX_HOME listens there"):
-            check_free(ServerConfig(port=other.server_port))
-        answering.join(90)
+    with (
+        one_answer(200, b"", **{"Server": "lmx", "Content-Length": "0"}) as (url, _),
+        pytest.raises(OperationError, match="the lmx of another LMX_HOME listens there"),
+    ):
+        check_free(ServerConfig(port=int(url.rpartition(":")[2])))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from lmx.supervisor.sockets import zmtp
 from lmx.supervisor.sockets.connections import Connection, Door
 from lmx.supervisor.sockets.zmtp import Parser, Ready, ZmtpError, message_frames, ready_command
+from tests.support.fakes.fake_peers import until
 
 GREETED = zmtp.GREETING + ready_command(b"DEALER")
 
@@ -134,13 +135,11 @@ async def test_subscribers_get_what_they_asked_for() -> None:
         peer = context.socket(zmq.SUB)
         peer.connect(f"ipc://{folder}/s")
         peer.subscribe(b"a")
-        async with asyncio.timeout(90):
-            while not topics:
-                await asyncio.sleep(0.01)
-            for word in (b"b1", b"a1"):
-                for subscriber in door.subscribers(word):
-                    subscriber.send(word)
-            assert await peer.recv() == b"a1"
+        await until(lambda: topics)
+        for word in (b"b1", b"a1"):
+            for subscriber in door.subscribers(word):
+                subscriber.send(word)
+        assert await asyncio.wait_for(peer.recv(), 90) == b"a1"
         context.destroy(linger=0)
         await door.close()
     assert topics == [b"\x01a"]
@@ -151,9 +150,8 @@ async def test_who_reads_nothing_is_sent_no_more_than_a_limit(echo: Echoing) -> 
     reader, writer = await asyncio.open_unix_connection(endpoint.removeprefix("ipc://"))
     identity = b"\x08Identity\x00\x00\x00\x01x"
     writer.write(zmtp.GREETING + zmtp.frame(b"\x05READY" + identity, 4))
-    async with asyncio.timeout(90):
-        while (connection := server.door.find(b"x")) is None:
-            await asyncio.sleep(0.01)
+    connection = await until(lambda: server.door.find(b"x"))
+    assert connection is not None
     sent = sum(connection.send(b"x" * 1_000_000) for _ in range(100))
     assert 1 <= sent < 30
     writer.close()

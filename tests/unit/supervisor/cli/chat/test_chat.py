@@ -4,10 +4,8 @@ import base64
 import io
 import json
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from lmx.supervisor.cli.main import main
 from lmx.supervisor.config.known_models import KNOWN_MODELS
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.sockets.http_client import Remote
+from tests.support.fakes.one_answer import Asked, one_answer
 
 
 def messages(*lines: str) -> list[str]:
@@ -155,29 +154,10 @@ def test_files_become_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @contextmanager
-def server(status: int, *lines: str) -> Iterator[tuple[ChatClient, list[dict[str, Any]]]]:
+def server(status: int, *lines: str) -> Iterator[tuple[ChatClient, list[Asked]]]:
     """Serve one answer to every request; yields a client and the requests."""
-    asked: list[dict[str, Any]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            length = int(self.headers["Content-Length"])
-            asked.append({**json.loads(self.rfile.read(length)), "_": dict(self.headers)})
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write("".join(f"{line}\n\n" for line in lines).encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as made:
-        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield ChatClient(Remote(f"http://127.0.0.1:{made.server_port}", "the-key")), asked
-        finally:
-            made.shutdown()
-            thread.join()
+    with one_answer(status, "".join(f"{line}\n\n" for line in lines).encode()) as (url, asked):
+        yield ChatClient(Remote(url, "the-key")), asked
 
 
 def delta(**values: str) -> str:
@@ -194,8 +174,9 @@ def test_an_answer_comes_in_pieces() -> None:
         Piece(PieceKind.REASONING, "hm"),
         Piece(PieceKind.TEXT, "hi"),
     ]
-    assert (asked[0]["model"], asked[0]["stream"]) == ("m", True)
-    assert asked[0]["_"]["Authorization"] == "Bearer the-key"
+    sent = json.loads(asked[0].body)
+    assert (sent["model"], sent["stream"]) == ("m", True)
+    assert asked[0].headers["Authorization"] == "Bearer the-key"
 
 
 @pytest.mark.parametrize(
@@ -222,10 +203,7 @@ def test_an_lmx_that_was_restarted_is_found_again() -> None:
     refused = json.dumps({"error": {"code": "invalid_authentication", "message": "no such key"}})
     with (
         server(401, refused) as (old, before),
-        server(200, delta(content="hi"), "data: [DONE]") as (
-            new,
-            asked,
-        ),
+        server(200, delta(content="hi"), "data: [DONE]") as (new, asked),
     ):
         client = ChatClient(old.remote, lambda: new.remote)
         for _ in range(2):
