@@ -36,7 +36,6 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("server: {port: 99999}", ["server.port", "99999", "65535"]),
         ("server: {prot: 1}", ["server.prot", "unknown key", "port"]),
         ("sever: {}", ["sever", "unknown key", "server"]),
         ("server: {host: 0.0.0.0}", ["0.0.0.0", "allow_lan_without_key"]),
@@ -58,7 +57,6 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
         ("timing: {stall_timeout_s: 25h}", ["timing.stall_timeout_s", "at most 86400"]),
         ("memory: {budget_bytes: lots}", ["memory.budget_bytes", "lots"]),
         ("models: [{id: a}]", ["models.a.source", "required"]),
-        ("models: [{id: a, source: nothing}]", ["models.a.source", "nothing", "./nothing"]),
         ("models: [{id: a, source: ~nobody-here/x}]", ["models.a.source", "no user"]),
         ("models: [{id: a, source: ~nobody-here/x.gguf}]", ["models.a.source", "no user"]),
         ("models: [{id: 'a b', source: /x}]", ["models.a b.id", "a b"]),
@@ -175,15 +173,11 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
             "models: [{id: a, source: /x, speculation: {method: draft_model, draft: x}}]",
             ["models.a.speculation.draft", "'x'", "this is no path"],
         ),
-        ("models: [{id: a, source: /x, concurrency: 9, max_rows: 8}]", ["models.a", "(9)", "(8)"]),
         ("memory: {keep_alive: 5 minutes}", ["memory.keep_alive", "5 minutes", "1h30m"]),
         ("memory: {keep_alive: true}", ["memory.keep_alive", "True", "forever"]),
         ("memory: {keep_alive: .inf}", ["memory.keep_alive", "forever"]),
         ("models: [{id: a, source: /x, keep_alive: soon}]", ["models.a.keep_alive", "soon", "5m"]),
-        ("memory: {soft_line: 0.98}", ["memory", "soft_line (0.98)", "hard_line (0.97)"]),
-        ("memory: {keep_alve: 1}", ["memory.keep_alve", "unknown key", "keep_alive"]),
         ("groups: [{name: g, models: []}]", ["groups.g.models", "at least 1"]),
-        ("groups: [{name: g, models: [a], swop: 1}]", ["groups.g.swop", "unknown key", "swap"]),
         ("groups: [{name: g, models: [b]}]", ["groups.g", "'b'", "known: none"]),
         (
             "models: [{id: a, source: /x, aliases: [b]}]\ngroups: [{name: g, models: [b]}]",
@@ -210,7 +204,6 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
         ),
         ("routing: {code: ''}", ["routing.code"]),
         ("routing: {code: 3}", ["routing.code"]),
-        ("models: [{id: a, source: /x}]\nrouting: {a: [a]}", ["routing.a", "models.a"]),
         (
             "models: [{id: a, source: /x, aliases: [auto]}]\nrouting: {auto: [a]}",
             ["routing.auto", "models.a"],
@@ -302,7 +295,7 @@ def test_a_host_from_a_variable_is_a_text(text: str, host: str, tmp_path: Path) 
     assert load(lan, tmp_path, LMX_SERVER_HOST=text).server.host == host
 
 
-def test_models_variable_takes_yaml_too(tmp_path: Path) -> None:
+def test_models_variable_takes_yaml_too() -> None:
     config = load_config(None, {"LMX_MODELS": "[{id: a, source: /x, max_rows: 3}]"})
     assert config.models[0].max_rows == 3
     with pytest.raises(OperationError, match=r"models\.a\.max_rows \(LMX_MODELS\)"):
@@ -559,29 +552,22 @@ def test_the_example_of_routes_is_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("key", "text", "expected"),
     [
-        ("*", ("*",)),
-        ("*.example.com", ("*.example.com",)),
-        ("Lmx.Example.com", ("lmx.example.com",)),
-        ("[a.example, b.example]", ("a.example", "b.example")),
+        ("allowed_hosts", "*", ("*",)),
+        ("allowed_hosts", "*.example.com", ("*.example.com",)),
+        ("allowed_hosts", "Lmx.Example.com", ("lmx.example.com",)),
+        ("allowed_hosts", "[a.example, b.example]", ("a.example", "b.example")),
+        ("cors_origins", "*", ("*",)),
+        ("cors_origins", "http://localhost:*", ("http://localhost:*",)),
+        ("cors_origins", "[app://*, null]", ("app://*", "null")),
     ],
 )
-def test_hosts_from_a_variable(text: str, expected: tuple[str, ...], tmp_path: Path) -> None:
-    config = load("", tmp_path, LMX_SERVER_ALLOWED_HOSTS=text)
-    assert config.server.allowed_hosts == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("*", ("*",)),
-        ("http://localhost:*", ("http://localhost:*",)),
-        ("[app://*, null]", ("app://*", "null")),
-    ],
-)
-def test_origins_from_a_variable(text: str, expected: tuple[str, ...], tmp_path: Path) -> None:
-    assert load("", tmp_path, LMX_SERVER_CORS_ORIGINS=text).server.cors_origins == expected
+def test_hosts_and_origins_from_a_variable(
+    key: str, text: str, expected: tuple[str, ...], tmp_path: Path
+) -> None:
+    config = load("", tmp_path, **{f"LMX_SERVER_{key.upper()}": text})
+    assert getattr(config.server, key) == expected
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "dangling link", "garbage", "deep"])

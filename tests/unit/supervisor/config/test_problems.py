@@ -94,19 +94,19 @@ models:
 """
     said = problems(tmp_path, text)
     for place, words in (
-        ("server.port (line 3)", "at most 65535"),
+        ("server.port (line 3)", "at most 65535 (given: 99999)"),
         ("server.cors_origins.0 (line 4)", "localhost"),
         ("memory.keep_alve (line 7)", "did you mean keep_alive?"),
-        ("memory (line 5)", "soft_line (0.99) must be below hard_line"),
+        ("memory (line 5)", "soft_line (0.99) must be below hard_line (0.97)"),
         ("security.api_keys.0.key (line 9)", "at least 16 characters"),
         ("default_model (line 10)", "'zz' is no name of a model"),
         ("routing.b (line 11)", "models.b"),
         ("groups.g.swop (line 13)", "did you mean swap?"),
         ("groups.g (line 13)", "'q', which is no model's id"),
         ("groups.h (line 14)", "'q', which is no model's id"),
-        ("models.a (line 17)", "two models, or one model twice"),
+        ("models.a (line 17)", "two models, or one model twice, have the name 'a'"),
         ("models.a.max_rows (line 17)", "whole number"),
-        ("models.b.source (line 18)", "nothing"),
+        ("models.b.source (line 18)", "write './nothing' for a folder"),
         ("models.b (line 18)", "default_max_tokens (2) is more than max_tokens_limit (1)"),
         ("models.c (line 19)", "'c' belongs to models.b too"),
         ("models.c (line 19)", "concurrency (9) is more than max_rows (8)"),
@@ -117,11 +117,6 @@ models:
     assert not any("Input should" in each for each in said)
     # A wrong key is a key: that the network can reach lmx is no mistake of its own.
     assert not any("no key protects" in each for each in said)
-
-
-def test_two_models_of_one_name(tmp_path: Path) -> None:
-    (said,) = problems(tmp_path, "models: [{id: a, source: /x}, {id: a, source: /y}]")
-    assert said == "models.a (line 1): two models, or one model twice, have the name 'a'"
 
 
 def test_each_form_of_a_text_is_described_as_it_is(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import pytest
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages import control
 from lmx.protocol.states import ModelKind, SlotState, WorkerState
-from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.core.inspect_files import question_of
 from lmx.supervisor.decisions.slots import events
 from lmx.supervisor.memory.inspection import Inspection, Question
@@ -24,8 +23,7 @@ def reading(*names: str) -> CoreRig:
 
 def answer(rig: CoreRig, name: str, problem: str | None = None, *, by_host: bool = False) -> None:
     question = question_of(rig.slot(name).model, f"/models/{name}")
-    files = None if problem else FILES
-    kind = None if by_host else ModelKind.CHAT
+    files, kind = (None, None) if problem else (FILES, ModelKind.CHAT)
     found = Inspection(
         question, f"/models/{name}", kind=kind, files=files, problem=problem, by_host=by_host
     )
@@ -50,21 +48,9 @@ def test_a_model_waits_for_no_memory_until_it_was_read() -> None:
 def test_what_can_not_be_read_is_reported_to_who_waits_and_in_the_status() -> None:
     rig = reading("a")
     requester = rig.ask("a")
-    rig.actions.estimate_error = None
     problem = "/models/a/config.json is not JSON"
-    question = question_of(rig.slot("a").model, "/models/a")
-    reported = Inspection(question, "/models/a", problem=problem)
-    plan = rig.actions.plan_memory
-
-    def refuses(model: ModelConfig, found: Inspection) -> object:
-        from lmx.protocol.errors import OperationError
-
-        if found.problem is not None:
-            raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, found.problem)
-        return plan(model, found)
-
-    rig.actions.plan_memory = refuses  # type: ignore[method-assign, assignment]
-    rig.core.inspected("a", reported, 0.0)
+    rig.actions.estimate_error = OperationError(ErrorCode.MODEL_SOURCE_INVALID, problem)
+    answer(rig, "a", problem)
     denied = rig.answer(requester)
     assert (denied.code, denied.message) == (ErrorCode.MODEL_SOURCE_INVALID, problem)
     assert rig.slot("a").problem == problem
@@ -177,9 +163,7 @@ def test_a_model_that_can_not_be_read_again_keeps_nobody_waiting(by_host: bool) 
     rig.beat("full", rows=1)
     first, second = rig.ask("a"), rig.ask("b")
     rig.at(1.0)
-    question = question_of(rig.slot("a").model, "/models/a")
-    found = Inspection(question, "/models/a", problem="it is not there", by_host=by_host)
-    rig.core.inspected("a", found, rig.now_s)
+    answer(rig, "a", "it is not there", by_host=by_host)
     rig.exits("full", 1)
     assert ("a" in rig.actions.spawned) is by_host
     if not by_host:

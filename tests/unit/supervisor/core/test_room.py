@@ -164,6 +164,9 @@ def test_a_model_bigger_than_the_budget_is_reported_so_and_does_not_count_as_a_f
     rig = CoreRig({"a": 1001})
     for _ in range(10):
         assert "more than the whole budget" in rig.answer(rig.ask("a")).message
+    denied = rig.operate(control.LoadModel("a"))
+    assert denied.code is ErrorCode.INSUFFICIENT_MEMORY
+    assert "more than the whole budget" in denied.message
     assert rig.slot("a").state is SlotState.COLD
 
 
@@ -234,12 +237,6 @@ def test_a_model_is_not_gone_before_the_requests_that_it_was_loaded_for_arrive()
     assert rig.state("a") == "draining"
 
 
-def test_a_pinned_model_does_not_expire() -> None:
-    rig = CoreRig({"a": 100}, models={"a": {"pinned": True}}, memory={"keep_alive": 1}, up="a")
-    rig.at(100.0)
-    assert rig.state("a") == "ready"
-
-
 def test_under_pressure_nothing_begins_and_idle_models_go_one_by_one() -> None:
     rig = CoreRig(
         {"a": 100, "b": 100, "c": 100, "d": 100}, models={"a": {"pinned": True}}, up="abc"
@@ -289,9 +286,11 @@ def test_a_start_that_was_given_up_hinders_no_other(given_up: object) -> None:
 
 def test_a_worker_killed_for_memory_is_a_failure_of_its_model() -> None:
     rig = CoreRig({"a": 100}, up="a")
+    remembered = len(rig.actions.remembered)
     rig.core.kill_for_memory(rig.worker("a").instance, "it grew", 1.0)
     assert rig.actions.signals[-1][1] == 9
     rig.exits("a", -9)
+    assert len(rig.actions.remembered) == remembered, "what it took was out of bounds"
     assert rig.slot("a").state is SlotState.BACKOFF
     assert rig.slot("a").past.exits == {ExitCause.OUT_OF_MEMORY: 1}
     rig.core.kill_for_memory("gone", "late", 1.0)
@@ -353,8 +352,10 @@ def test_groups_swap() -> None:
     rig = CoreRig(
         {"a": 100, "b": 100}, groups=[{"name": "g", "models": ["a", "b"], "swap": True}], up="a"
     )
-    rig.at(20.0)
     rig.ask("b")
+    detail = "by its group's rules it can't be loaded together with a; number 1 in the queue"
+    assert rig.actions.details["model.queued"] == detail
+    rig.at(20.0)
     assert rig.state("a") == "draining"
     rig.said("a", control.Drained)
     assert rig.slot("b").state is SlotState.QUEUED
@@ -602,15 +603,6 @@ def test_events_show_who_waits_before_who_goes_and_that_a_busy_one_stays() -> No
     assert rig.actions.details["model.stays"] == "it was busy: c waits on"
 
 
-def test_who_waits_for_its_groups_rules_learns_that() -> None:
-    rig = CoreRig(
-        {"a": 100, "b": 100}, groups=[{"name": "g", "models": ["a", "b"], "swap": True}], up="a"
-    )
-    rig.ask("b")
-    detail = "by its group's rules it can't be loaded together with a; number 1 in the queue"
-    assert rig.actions.details["model.queued"] == detail
-
-
 def test_a_pin_that_could_not_be_written_is_reported() -> None:
     rig = CoreRig(TWO)
     assert rig.operate(control.PinModel("a", True)) == control.Done("a is pinned")
@@ -658,14 +650,6 @@ def test_a_worker_that_goes_by_itself_takes_no_more_requests_and_comes_back() ->
     assert (rig.state("a"), rig.answer(requester)) == ("draining", None)
     rig.drains("a")
     assert rig.state("a") == "starting"
-
-
-def test_what_one_took_that_was_out_of_bounds_is_not_remembered() -> None:
-    rig = CoreRig({"a": 100}, 1000, up="a")
-    remembered = len(rig.actions.remembered)
-    rig.core.kill_for_memory(rig.worker("a").instance, "it grew", 1.0)
-    rig.exits("a", -9)
-    assert len(rig.actions.remembered) == remembered
 
 
 def test_a_model_whose_workers_take_their_memory_with_them_is_not_started_a_third_time() -> None:

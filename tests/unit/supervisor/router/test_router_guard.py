@@ -214,9 +214,7 @@ def test_a_list_of_peers_is_known_once_every_router_that_takes_requests_has_said
         assert guard.has_peers("d") is retired
 
 
-def test_its_status_counts_who_waits_in_all_routers(
-    guard: RouterGuard, actions: FakeRouters
-) -> None:
+def test_its_status_counts_who_waits_in_all_routers(guard: RouterGuard) -> None:
     guard.start(0.0)
     guard.replace(0.0)
     guard.beat(control.RouterBeat(101, 1, 7, 1, 20), 0.0)
@@ -224,9 +222,7 @@ def test_its_status_counts_who_waits_in_all_routers(
     assert (guard.status().waiting, guard.status().requests_total) == (23, 7)
 
 
-def test_an_old_router_that_crashes_meanwhile_leaves_it_to_the_new_one(
-    guard: RouterGuard, actions: FakeRouters
-) -> None:
+def test_an_old_router_that_crashes_meanwhile_leaves_it_to_the_new_one(guard: RouterGuard) -> None:
     guard.start(0.0)
     guard.replace(1.0)
     guard.exited(101, 1.1)
@@ -234,9 +230,7 @@ def test_an_old_router_that_crashes_meanwhile_leaves_it_to_the_new_one(
     assert guard.status().restarts == 1
 
 
-def test_a_new_address_is_taken_when_the_new_router_serves(
-    guard: RouterGuard, actions: FakeRouters
-) -> None:
+def test_a_new_address_is_taken_when_the_new_router_serves(guard: RouterGuard) -> None:
     guard.start(0.0)
     old, new = guard.listener, bind(0)
     assert old is not None
@@ -274,7 +268,7 @@ def test_an_adopted_router_gives_its_address_free_first(
 
 
 def test_one_that_retired_under_an_earlier_supervisor_is_no_second_router(
-    guard: RouterGuard, actions: FakeRouters
+    guard: RouterGuard,
 ) -> None:
     guard.adopt(RouterRecord(7, "r7", "127.0.0.1", 1), 0.0)
     guard.adopt(RouterRecord(8, "r8", "127.0.0.1", 1, retiring=True), 0.0)
@@ -327,7 +321,7 @@ def test_a_second_replacement_retires_the_first_one(
 
 
 async def test_two_restarts_that_cross_are_both_answered_by_the_router_that_serves(
-    guard: RouterGuard, actions: FakeRouters
+    guard: RouterGuard,
 ) -> None:
     guard.start(0.0)
     replies: asyncio.Queue[Any] = asyncio.Queue()

@@ -187,8 +187,11 @@ def test_keys_that_could_not_be_read_for_a_while_are_there_again(
 
 def test_what_is_good_of_the_added_models_stays(tmp_path: Path) -> None:
     path, said = tmp_path / "models.json", list[str]()
-    entries = [{"id": "x"}, {"id": "y", "source": "/y"}, {"id": "z", "source": "/z",
-               "parameters": {"a": "\ud800"}}]  # fmt: skip
+    entries = [
+        {"id": "x"},
+        {"id": "y", "source": "/y", "of a later version": 1},
+        {"id": "z", "source": "/z", "parameters": {"a": "\ud800"}},
+    ]
     path.write_text(json.dumps({"models": entries}))
     assert list(AddedFile(path, said.append).load()) == ["y"]
     assert "'x', 'z'" in said[0]
