@@ -20,6 +20,7 @@ from lmx.supervisor.energy.meter import EnergyMeter
 from lmx.supervisor.energy.rapl import Rapl, RaplUnreadable
 from lmx.supervisor.energy.source import find_source
 from tests.support.fakes.macmon import WATTS, fake_macmon
+from tests.support.rigs.rig import wait_until
 
 LIMITS = Limits(10, 20, 5, 30, 8, 3, 2)
 RANGE_UJ = 1_000_000_000
@@ -203,10 +204,7 @@ def test_one_that_is_broken_is_ended_and_tried_again_later(
     fake_macmon(tmp_path)
     macmon.read(at_s + 60, wanted=True)
     assert macmon._process is not None
-    deadline_s = time.monotonic() + 90
-    while macmon.read(at_s + 60, wanted=True) is None:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
+    wait_until(lambda: macmon.read(at_s + 60, wanted=True), "it is read")
 
 
 def test_one_that_can_t_be_started_is_tried_again_later(tmp_path: Path) -> None:

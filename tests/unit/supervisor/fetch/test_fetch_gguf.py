@@ -29,6 +29,13 @@ GB = 1_000_000_000
 Progress = list[tuple[str, float | None, str]]
 
 
+def write_all(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def write_gguf(path: Path, *, quantised: bool = True) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     weights = np.ones((4, 64), dtype=np.float32)
@@ -39,10 +46,7 @@ def write_gguf(path: Path, *, quantised: bool = True) -> Path:
     else:
         writer.add_tensor("blk.0.ffn_up.weight", weights)
     writer.add_tensor("output_norm.weight", np.ones(64, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_all(writer)
     return path
 
 
@@ -176,15 +180,16 @@ def test_converts_again_what_does_not_fit(source: Path, models: Path, damage: st
     assert len(convert.forms) == 2
 
 
+def refuse_links(*_paths: str) -> None:
+    raise OSError(errno.EPERM, "no hard links here")
+
+
 @pytest.mark.parametrize("links", [True, False])
 def test_what_people_add_changes_nothing_and_stays(
     source: Path, models: Path, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
-    def refuse(*_paths: str) -> None:
-        raise OSError(errno.EPERM, "no hard links here")
-
     if not links:
-        monkeypatch.setattr(os, "link", refuse)
+        monkeypatch.setattr(os, "link", refuse_links)
     convert = FakeConverter()
     folder = run(source, models, convert)
     (folder / "drafter" / "inner").mkdir(parents=True)
@@ -207,10 +212,7 @@ def test_what_people_add_changes_nothing_and_stays(
 def test_what_can_not_be_kept_costs_no_conversion_and_is_not_deleted(
     source: Path, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_paths: str) -> None:
-        raise OSError(errno.EPERM, "no hard links here")
-
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", refuse_links)
     convert = FakeConverter()
     folder = run(source, models, convert)
     (folder / "model.safetensors").unlink()
@@ -303,10 +305,7 @@ def test_reading_a_long_vocabulary_moves_and_is_done_once(tmp_path: Path) -> Non
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_token_list([f"word-{number}" for number in range(9000)])
     writer.add_tensor("output_norm.weight", np.ones(64, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_all(writer)
     reported = Progress()
     assert read_facts(path, lambda *report: reported.append(report)).weight_count == 64
     fractions = [fraction for _, fraction, _ in reported]
@@ -325,10 +324,7 @@ def split_gguf(folder: Path, count: int = 3) -> list[Path]:
         writer.add_uint16("split.no", number)
         writer.add_uint16("split.count", count)
         writer.add_tensor(f"blk.{number}.ffn_up.weight", np.ones((4, 64), dtype=np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        write_all(writer)
     return paths
 
 
@@ -352,7 +348,6 @@ def test_a_conversion_is_found_under_the_file_that_it_was_made_from(tmp_path: Pa
     """Also if the parts of a file, or the folder that has them, are links, and whichever part the
     source names."""
     blobs, home = tmp_path / "blobs", Home(tmp_path / "home")
-    home.models.mkdir(parents=True)
     blobs.mkdir()
     folder = tmp_path / "snapshot"
     folder.mkdir()
@@ -373,7 +368,6 @@ def test_a_conversion_is_found_under_the_file_that_it_was_made_from(tmp_path: Pa
 
 def test_a_conversion_whose_file_was_replaced_is_outdated(tmp_path: Path) -> None:
     home = Home(tmp_path / "home")
-    home.models.mkdir(parents=True)
     for source, *parts in ([write_gguf(tmp_path / "one.gguf")] * 2, split_gguf(tmp_path)):
         question = Question(str(source), str(run(source, home.models, FakeConverter())))
         assert inspect(question, home).whole

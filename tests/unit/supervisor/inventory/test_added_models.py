@@ -474,14 +474,14 @@ def test_a_route_may_name_a_model_that_is_added_later(folder: Path) -> None:
 def test_a_model_shows_its_family_its_age_and_its_need_before_it_is_loaded() -> None:
     rig = CoreRig({"a": 100, "far": 100})
     started_s = rig.core.snapshot(0.0).models[1].created_s
-    rig.actions.facts = ModelFacts("qwen3", 4096, created_s=1_700_000_000)
+    rig.actions.facts = ModelFacts("qwen3", 4096, created_s=1_600_000_000)
     rig.actions.remote.add("far")
     reloading = Reloading(rig)
     reloading.write(memory={"soft_line": 0.5})
     views = {view.model_id: view for view in rig.core.snapshot(0.0).models}
     assert (views["a"].family, views["a"].needed_bytes) == ("qwen3", 100)
     assert (views["far"].family, views["far"].needed_bytes, views["far"].kind) == (None, None, None)
-    assert (views["a"].created_s, views["far"].created_s) == (1_700_000_000, started_s)
+    assert (views["a"].created_s, views["far"].created_s) == (1_600_000_000, started_s)
     rig.ask("far")
     rig.core.fetch_ended("far", Path("/models/far"), 0.0)
     view = rig.core.snapshot(0.0).models[1]

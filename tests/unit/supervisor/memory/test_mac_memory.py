@@ -49,49 +49,29 @@ LINES = Lines(0.92, 0.97, 1000 * GIB)
 NORMAL, WARNING, CRITICAL = KernelPressure
 
 
-def test_the_layout_is_the_kernels() -> None:
-    """The offsets of xnu's <mach/vm_statistics.h>, revision 2."""
-    found = mac.VmStatistics64
-    offsets = {
-        name: getattr(found, name).offset
-        for name in (
-            "free_count",
-            "active_count",
-            "inactive_count",
-            "wire_count",
-            "zero_fill_count",
-            "purges",
-            "purgeable_count",
-            "speculative_count",
-            "decompressions",
-            "swapouts",
-            "compressor_page_count",
-            "throttled_count",
-            "external_page_count",
-            "internal_page_count",
-            "total_uncompressed_pages_in_compressor",
-        )
-    }
-    assert list(offsets.values()) == [
-        *(0, 4, 8, 12, 16, 80, 88, 92, 96, 120, 128, 132, 136, 140, 144)
-    ]
-    assert ctypes.sizeof(found) == 152
-
-
-def test_the_layout_of_a_footprint_is_the_kernels() -> None:
-    """The offsets of xnu's <sys/resource.h>."""
-    found = host_memory._RusageInfoV4
-    offsets = {
-        "uuid": 0,
-        "user_time": 16,
-        "wired_size": 56,
-        "phys_footprint": 72,
-        "proc_exit_abstime": 88,
-        "lifetime_max_phys_footprint": 240,
-        "runnable_time": 288,
-    }
-    assert {name: getattr(found, name).offset for name in offsets} == offsets
-    assert ctypes.sizeof(found) == 296
+@pytest.mark.parametrize(
+    ("layout", "size", "offsets"),
+    [
+        (mac.VmStatistics64, 152, {
+            "free_count": 0, "active_count": 4, "inactive_count": 8, "wire_count": 12,
+            "zero_fill_count": 16, "purges": 80, "purgeable_count": 88, "speculative_count": 92,
+            "decompressions": 96, "swapouts": 120, "compressor_page_count": 128,
+            "throttled_count": 132, "external_page_count": 136, "internal_page_count": 140,
+            "total_uncompressed_pages_in_compressor": 144,
+        }),
+        (host_memory._RusageInfoV4, 296, {
+            "uuid": 0, "user_time": 16, "wired_size": 56, "phys_footprint": 72,
+            "proc_exit_abstime": 88, "lifetime_max_phys_footprint": 240, "runnable_time": 288,
+        }),
+    ],
+    ids=["<mach/vm_statistics.h>, revision 2", "<sys/resource.h>"],
+)  # fmt: skip
+def test_a_layout_is_the_kernels(
+    layout: type[ctypes.Structure], size: int, offsets: dict[str, int]
+) -> None:
+    """The offsets are those of xnu's headers."""
+    assert {name: getattr(layout, name).offset for name in offsets} == offsets
+    assert ctypes.sizeof(layout) == size
 
 
 class Library:

@@ -49,7 +49,7 @@ def tokens_bytes(count: int) -> int:
 
 def test_all_parts_are_reserved(tmp_path: Path) -> None:
     found = plan(write_model(tmp_path, max_position_embeddings=8192))
-    assert found.context_tokens == 8192
+    assert (found.context_tokens, found.weights_bytes) == (8192, 4000)
     assert found.kv_cache_bytes == tokens_bytes(8192) == kv_bytes(found.kv_layers, 8192)
     parts = (found.static_bytes, found.kv_cache_bytes, found.prefix_cache_bytes)
     assert found.reserve_bytes == sum(parts) + found.activation_bytes

@@ -1,4 +1,4 @@
-"""What a folder's config.json tells people, and what the environment of a child does not have."""
+"""What a folder's config.json tells people."""
 
 import json
 import os
@@ -14,9 +14,8 @@ from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.memory.inspect_main import inspect
 from lmx.supervisor.memory.inspection import ModelFacts, Question
 from lmx.supervisor.memory.plan import estimate_memory
-from lmx.supervisor.processes.child import without_keys
 from lmx.supervisor.state.home import Home
-from tests.support.models.model_folders import plan_folder, write_model
+from tests.support.models.model_folders import write_model
 
 
 @pytest.mark.parametrize(
@@ -85,20 +84,6 @@ def test_a_broken_or_missing_file_shows_nothing(tmp_path: Path) -> None:
         found = inspect(question, Home(tmp_path))
         assert found.facts == ModelFacts()
         assert str(tmp_path / "config.json") in (found.problem or "")
-
-
-def test_children_have_no_keys_in_their_environment() -> None:
-    given = {"LMX_SECURITY_API_KEYS": "[k]", "LMX_SECURITY_ADMIN_KEY": "k", "PATH": "/bin"}
-    assert without_keys(given) == {"PATH": "/bin"}
-
-
-def test_a_plan_distinguishes_its_weights_and_its_kv_cache(tmp_path: Path) -> None:
-    folder = write_model(tmp_path, weights_bytes=5000)
-    plan = plan_folder(ModelConfig(id="a", source="/a"), ModelKind.CHAT, folder, 2**33, None)
-    assert plan.weights_bytes == 5000
-    assert plan.kv_cache_bytes is not None
-    assert plan.kv_cache_bytes > 0
-    assert plan.reserve_bytes > plan.weights_bytes + plan.kv_cache_bytes
 
 
 def test_adapters_are_counted_with_their_model_and_cost_themselves_alone(tmp_path: Path) -> None:

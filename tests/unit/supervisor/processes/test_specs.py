@@ -36,9 +36,12 @@ def config_of(**model: Any) -> Config:
     return Config.model_validate({"models": [{"id": "Org/m", "source": "/x", **model}]})
 
 
-def spec_of(kind: ModelKind = ModelKind.CHAT, prefix_bytes: int = 7, **model: Any) -> WorkerSpec:
+def spec_of(
+    kind: ModelKind = ModelKind.CHAT, prefix_bytes: int = 7, plan: MemoryPlan | None = None,
+    **model: Any,
+) -> WorkerSpec:  # fmt: skip
     config, home = config_of(**model), Home(Path("/home/lmx"))
-    plan = MemoryPlan(99, prefix_bytes)
+    plan = plan or MemoryPlan(99, prefix_bytes)
     adapters = (AdapterSpec("sql", "/lora"),)
     start = WorkerStart("i1", config.models[0], Path("/m"), kind, plan, adapters)
     return worker_spec(config, home, start, PEERS)
@@ -90,17 +93,11 @@ def test_only_rank_0_has_the_names_of_rdma_devices() -> None:
 
 
 def test_the_bits_of_a_cache_are_those_that_were_planned_for() -> None:
-    config, home = config_of(kv_bits=4), Home(Path("/home/lmx"))
     for bits in (None, 8):
-        plan = MemoryPlan(99, kv_bits=bits)
-        model = config.models[0]
-        start = WorkerStart("i1", model, Path("/m"), ModelKind.CHAT, plan)
-        spec = worker_spec(config, home, start, PEERS)
-        assert spec.kv_bits == bits
+        assert spec_of(plan=MemoryPlan(99, kv_bits=bits), kv_bits=4).kv_bits == bits
 
 
 def test_a_worker_s_share_is_without_what_its_decoder_takes() -> None:
-    config, home = config_of(), Home(Path("/home/lmx"))
     for plan, share in (
         (MemoryPlan(99, 7), 106),
         (MemoryPlan(99, 7, decoder_bytes=50), 106),
@@ -109,9 +106,7 @@ def test_a_worker_s_share_is_without_what_its_decoder_takes() -> None:
         (MemoryPlan(99, 7, decoder_bytes=50, set_bytes=120), 99),
         (MemoryPlan(99, 7, decoder_bytes=50, peak_bytes=300), 300),
     ):
-        start = WorkerStart("i1", config.models[0], Path("/m"), ModelKind.CHAT, plan)
-        spec = worker_spec(config, home, start, PEERS)
-        assert spec.memory_limit_bytes == share, plan
+        assert spec_of(plan=plan).memory_limit_bytes == share, plan
 
 
 def test_a_spec_has_defaults_for_the_rest() -> None:

@@ -146,7 +146,8 @@ def test_no_order_is_given_twice() -> None:
 
 
 class Restarting:
-    """All that the question to restart the supervisor needs, and nothing of it real."""
+    """All that the questions to restart the supervisor and to reload its configuration need, and
+    nothing of it real. A reload replaces the router."""
 
     def __init__(self) -> None:
         self.rig = CoreRig({"a": 100})
@@ -155,12 +156,8 @@ class Restarting:
         self.replacing = False
         self.replies: asyncio.Queue[Any] = asyncio.Queue()
         parts: list[Any] = [self, self.rig.core, self.guard, None, self, self]
-        self.commands = self.answering(ServiceCommands(*parts))
-
-    def answering(self, commands: ServiceCommands) -> Handlers:
-        handlers = Handlers(lambda _requester, message: self.replies.put_nowait(message))
-        handlers.add(commands.handlers)
-        return handlers
+        self.commands = Handlers(lambda _requester, message: self.replies.put_nowait(message))
+        self.commands.add(ServiceCommands(*parts).handlers)
 
     def replace(self) -> None:
         self.replaced += 1
@@ -170,6 +167,11 @@ class Restarting:
 
     async def check_successor(self) -> None:
         await asyncio.sleep(0)
+
+    def reload(self, _why: str, _now_s: float) -> control.Reloaded:
+        self.guard.successor = SimpleNamespace(pid=7, number=2)
+        self.guard.newest = 2
+        return control.Reloaded(("security",), ("keys",))
 
     async def ask(self, question: Any = None) -> Any:
         self.commands.answer(REQUESTER, question or control.RestartSupervisor(), 0.0)
@@ -308,24 +310,9 @@ def test_a_stop_is_bounded_by_its_graces() -> None:
         assert stop_bound_s(TimingConfig(term_grace_s=60), platform) > 60
 
 
-class Reloads:
-    """A reload that replaces the router."""
-
-    def __init__(self, restarting: Restarting) -> None:
-        self.guard = restarting.guard
-        parts: list[Any] = [restarting, restarting.rig.core, self.guard, None, self, restarting]
-        restarting.commands = restarting.answering(ServiceCommands(*parts))
-
-    def reload(self, _why: str, _now_s: float) -> control.Reloaded:
-        self.guard.successor = SimpleNamespace(pid=7, number=2)
-        self.guard.newest = 2
-        return control.Reloaded(("security",), ("keys",))
-
-
 async def test_a_reload_is_answered_once_the_router_with_its_keys_serves() -> None:
     restarting = Restarting()
-    reloads = Reloads(restarting)
-    guard = reloads.guard
+    guard = restarting.guard
     guard.process = SimpleNamespace(pid=1, number=1)
     restarting.commands.answer(REQUESTER, control.ReloadConfig(), 0.0)
     await asyncio.sleep(0.1)
@@ -341,7 +328,7 @@ async def test_a_reload_is_answered_once_the_router_with_its_keys_serves() -> No
 
 async def test_a_reload_whose_router_ends_at_its_start_is_an_error() -> None:
     restarting = Restarting()
-    guard = Reloads(restarting).guard
+    guard = restarting.guard
     guard.process = SimpleNamespace(pid=1, number=1)
     restarting.commands.answer(REQUESTER, control.ReloadConfig(), 0.0)
     guard.successor = None
