@@ -63,6 +63,12 @@ def groups(**members: str) -> Groups:
     )  # fmt: skip
 
 
+def denied(picture: PlacementView) -> str:
+    (decision,) = decide(picture, NOW_S)
+    assert isinstance(decision, Deny)
+    return decision.reason
+
+
 def test_what_fits_starts_in_the_order_of_the_requests() -> None:
     picture = scene([waiting("new", 40, 1), waiting("old", 40, 5), waiting("late", 40, 0)], [])
     assert decide(picture, NOW_S) == (Start("old"), Start("new"))
@@ -160,22 +166,17 @@ def test_who_is_waited_for_by_nobody_evicts_nobody() -> None:
 
 def test_what_can_never_fit_is_reported_at_once_with_figures() -> None:
     gib = 1024**3
-    (deny,) = decide(scene([waiting("x", 12 * gib)], [], budget=10 * gib), NOW_S)
-    assert isinstance(deny, Deny)
-    assert "x needs 12.0 GiB, which is more than the whole budget of 10.0 GiB" in deny.reason
+    too_large = scene([waiting("x", 12 * gib)], [], budget=10 * gib)
+    words = "x needs 12.0 GiB, which is more than the whole budget of 10.0 GiB"
+    assert words in denied(too_large)
     pinned = [resident("p", 4 * gib, pinned=True), resident("q", 3 * gib, None, pinned=True)]
-    (deny,) = decide(scene([waiting("x", 5 * gib)], pinned, budget=10 * gib), NOW_S)
-    assert isinstance(deny, Deny)
+    reason = denied(scene([waiting("x", 5 * gib)], pinned, budget=10 * gib))
     for words in ("everything else is pinned", "p (4.0 GiB), q (3.0 GiB)", "unpin p", "10.0 GiB"):
-        assert words in deny.reason
+        assert words in reason
     picture = scene([waiting("x", 5 * gib)], [], budget=10 * gib, missing_bytes=6 * gib)
-    (deny,) = decide(picture, NOW_S)
-    assert isinstance(deny, Deny)
-    assert "6.0 GiB did not come back" in deny.reason
+    assert "6.0 GiB did not come back" in denied(picture)
     picture = scene([waiting("x", 1)], [resident("p", 1, pinned=True)], groups=groups(swap="xp"))
-    (deny,) = decide(picture, NOW_S)
-    assert isinstance(deny, Deny)
-    assert "can't be loaded together with p, which is pinned" in deny.reason
+    assert "can't be loaded together with p, which is pinned" in denied(picture)
 
 
 def test_one_that_can_never_fit_is_in_nobodys_way() -> None:

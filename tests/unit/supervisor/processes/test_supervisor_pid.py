@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,34 +17,21 @@ from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 
 
-def _has_it(monkeypatch: pytest.MonkeyPatch, error: LmxError) -> None:
-    def status(_client: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(ControlClient, "status", status)
-
-
 @pytest.mark.parametrize(
-    "error",
+    ("error", "answers"),
     [
-        OperationError(ErrorCode.SHUTTING_DOWN, "denied"),
-        OperationError(ErrorCode.INTERNAL, "denied"),
-        ProtocolError("of another version"),
+        (OperationError(ErrorCode.SHUTTING_DOWN, "denied"), True),
+        (OperationError(ErrorCode.INTERNAL, "denied"), True),
+        (ProtocolError("of another version"), True),
+        (OperationError(ErrorCode.NOT_RUNNING, "nobody"), False),
+        (OperationError(ErrorCode.SUPERVISOR_UNAVAILABLE, "nobody"), False),
     ],
 )
-def test_a_denial_is_an_answer(
-    error: LmxError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_denial_is_an_answer_and_no_answer_is_silence(
+    error: LmxError, answers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _has_it(monkeypatch, error)
-    assert probe_supervisor(Home(tmp_path)) is None
-
-
-@pytest.mark.parametrize("code", [ErrorCode.NOT_RUNNING, ErrorCode.SUPERVISOR_UNAVAILABLE])
-def test_no_answer_is_silence(
-    code: ErrorCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _has_it(monkeypatch, OperationError(code, "nobody"))
-    assert probe_supervisor(Home(tmp_path)) is not None
+    monkeypatch.setattr(ControlClient, "status", Mock(side_effect=error))
+    assert (probe_supervisor(Home(tmp_path)) is None) is answers
 
 
 def test_a_look_at_one_that_spins_is_not_late(
