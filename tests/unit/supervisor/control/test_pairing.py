@@ -101,8 +101,12 @@ class Studio:
         return caught.value
 
 
-async def test_a_right_code_gives_each_side_a_key(tmp_path: Path) -> None:
-    studio = Studio(tmp_path)
+@pytest.fixture
+def studio(tmp_path: Path) -> Studio:
+    return Studio(tmp_path)
+
+
+async def test_a_right_code_gives_each_side_a_key(studio: Studio, tmp_path: Path) -> None:
     offer = await studio.offer()
     assert (offer.machine.name, await studio.state(offer)) == ("studio", OfferState.OPEN)
     secret, proof = await studio.exchange(offer.code, LAPTOP)
@@ -140,12 +144,11 @@ async def test_a_right_code_gives_each_side_a_key(tmp_path: Path) -> None:
 
 
 async def test_a_peer_that_gives_its_key_up_is_forgotten_though_the_disk_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    studio: Studio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
         raise OperationError(ErrorCode.INTERNAL, "the disk is full")
 
-    studio = Studio(tmp_path)
     _, proof = await studio.exchange((await studio.offer()).code, LAPTOP)
     await studio.ask(proof)
     monkeypatch.setattr(studio.peers, "_save", refuse)
@@ -154,8 +157,7 @@ async def test_a_peer_that_gives_its_key_up_is_forgotten_though_the_disk_is_full
     assert studio.noted[-1] == "peer.removed"
 
 
-async def test_whoever_asks_in_the_midst_sees_no_end_before_the_end(tmp_path: Path) -> None:
-    studio = Studio(tmp_path)
+async def test_whoever_asks_in_the_midst_sees_no_end_before_the_end(studio: Studio) -> None:
     offer = await studio.offer()
     _, proof = await studio.exchange(offer.code, LAPTOP)
     pairing = asyncio.create_task(studio.ask(proof))
@@ -176,8 +178,7 @@ async def test_whoever_asks_in_the_midst_sees_no_end_before_the_end(tmp_path: Pa
     assert await studio.state(offer) is OfferState.PAIRED
 
 
-async def test_it_is_paired_and_left_once_the_routers_have_the_list(tmp_path: Path) -> None:
-    studio = Studio(tmp_path)
+async def test_it_is_paired_and_left_once_the_routers_have_the_list(studio: Studio) -> None:
     offer = await studio.offer()
     _, proof = await studio.exchange(offer.code, LAPTOP)
     for question, peers in ((proof, 1), (ForgetPeer("peer-laptop"), 0)):
@@ -194,12 +195,11 @@ async def test_it_is_paired_and_left_once_the_routers_have_the_list(tmp_path: Pa
 
 
 async def test_a_pairing_that_fails_here_leaves_an_earlier_one_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    studio: Studio, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
         raise OperationError(ErrorCode.INTERNAL, "the disk is full")
 
-    studio = Studio(tmp_path)
     _, proof = await studio.exchange((await studio.offer()).code, LAPTOP)
     await studio.ask(proof)
     before = studio.peers.list, studio.keys.ring
@@ -262,9 +262,8 @@ class Laptop:
 
 
 async def test_a_pairing_that_fails_on_the_other_machine_leaves_an_earlier_one_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    studio: Studio, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    studio = Studio(tmp_path)
     left: list[Peer] = []
     monkeypatch.setattr(cli_pairing, "_leave", left.append)
     laptop = Laptop(studio, tmp_path)
@@ -277,9 +276,8 @@ async def test_a_pairing_that_fails_on_the_other_machine_leaves_an_earlier_one_a
 
 
 async def test_a_peer_whose_key_can_not_be_stored_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    studio: Studio, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    studio = Studio(tmp_path)
     left: list[Peer] = []
     monkeypatch.setattr(cli_pairing, "_leave", left.append)
     laptop = Laptop(studio, tmp_path)
@@ -290,8 +288,7 @@ async def test_a_peer_whose_key_can_not_be_stored_is_none(
     assert not laptop.peers.list.peers
 
 
-async def test_a_machine_that_is_paired_again_has_another_key(tmp_path: Path) -> None:
-    studio = Studio(tmp_path)
+async def test_a_machine_that_is_paired_again_has_another_key(studio: Studio) -> None:
     digests = []
     for _ in range(2):
         offer = await studio.offer()
@@ -304,8 +301,8 @@ async def test_a_machine_that_is_paired_again_has_another_key(tmp_path: Path) ->
     assert len(studio.peers.list.peers) == 1
 
 
-async def test_without_a_code_nothing_begins(tmp_path: Path) -> None:
-    studio, hello = Studio(tmp_path), PairHello(bytes(32), bytes(16))
+async def test_without_a_code_nothing_begins(studio: Studio) -> None:
+    hello = PairHello(bytes(32), bytes(16))
     assert (await studio.refused(hello)).code is ErrorCode.NOT_FOUND
     offer = await studio.offer()
     assert (await studio.refused(PairHello(b"", b""))).code is ErrorCode.INVALID_VALUE
@@ -317,8 +314,7 @@ async def test_without_a_code_nothing_begins(tmp_path: Path) -> None:
     assert (await studio.refused(hello)).code is ErrorCode.NOT_FOUND
 
 
-async def test_wrong_codes_void_it_also_all_at_the_same_time(tmp_path: Path) -> None:
-    studio = Studio(tmp_path)
+async def test_wrong_codes_void_it_also_all_at_the_same_time(studio: Studio) -> None:
     offer = await studio.offer()
     wrong = offer.code[1:] + offer.code[:1]
     proofs = [(await studio.exchange(wrong, LAPTOP))[1] for _ in range(8)]
@@ -332,8 +328,7 @@ async def test_wrong_codes_void_it_also_all_at_the_same_time(tmp_path: Path) -> 
     assert not studio.keys.ring.keys
 
 
-async def test_each_part_of_a_proof_must_be_right(tmp_path: Path) -> None:
-    studio = Studio(tmp_path)
+async def test_each_part_of_a_proof_must_be_right(studio: Studio) -> None:
     offer = await studio.offer()
     for is_proof in (True, False):
         _, right = await studio.exchange(offer.code, LAPTOP)
@@ -343,8 +338,7 @@ async def test_each_part_of_a_proof_must_be_right(tmp_path: Path) -> None:
     assert not studio.keys.ring.keys
 
 
-async def test_an_expired_code_opens_nothing(tmp_path: Path) -> None:
-    studio = Studio(tmp_path)
+async def test_an_expired_code_opens_nothing(studio: Studio) -> None:
     offer = await studio.offer()
     studio.now_s = 290.0
     _, proof = await studio.exchange(offer.code, LAPTOP)
@@ -378,8 +372,7 @@ async def test_who_has_the_code_and_says_nonsense_is_not_paired(
     assert [peer.name for peer in studio.peers.list.peers] == ["desk"]
 
 
-async def test_a_machine_that_can_t_be_reached_has_a_key_and_is_no_peer(tmp_path: Path) -> None:
-    studio = Studio(tmp_path)
+async def test_a_machine_that_can_t_be_reached_has_a_key_and_is_no_peer(studio: Studio) -> None:
     offer = await studio.offer()
     secret, proof = await studio.exchange(offer.code, {**LAPTOP, "host": "127.0.0.1"})
     accepted = await studio.ask(proof)

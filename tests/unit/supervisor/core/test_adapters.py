@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from lmx.protocol.messages import control
 from lmx.protocol.messages.control import RefusedAdapter
 from lmx.protocol.messages.snapshot import ModelView
@@ -11,7 +13,8 @@ from tests.support.rigs.core_rig import CoreRig
 SETTINGS = {"a": {"adapters": {"sql": "/lora/sql", "prose": "/lora/prose"}}}
 
 
-def rig_of() -> CoreRig:
+@pytest.fixture
+def rig() -> CoreRig:
     return CoreRig({"a": 100, "b": 100}, models=SETTINGS)
 
 
@@ -19,8 +22,7 @@ def views(rig: CoreRig) -> dict[str, ModelView]:
     return {view.model_id: view for view in rig.core.snapshot(rig.now_s).models}
 
 
-def test_routers_see_each_adapter_as_a_model_of_its_models_worker() -> None:
-    rig = rig_of()
+def test_routers_see_each_adapter_as_a_model_of_its_models_worker(rig: CoreRig) -> None:
     assert list(views(rig)) == ["a", "sql", "prose", "b"]
     requester = rig.ask("sql")
     rig.bring_up("a")
@@ -37,16 +39,14 @@ def test_routers_see_each_adapter_as_a_model_of_its_models_worker() -> None:
     assert (sql.memory_bytes, seen["a"].memory_bytes, sql.adapter) == (0, 100, "sql")
 
 
-def test_commands_by_an_adapters_name_are_about_its_model() -> None:
-    rig = rig_of()
+def test_commands_by_an_adapters_name_are_about_its_model(rig: CoreRig) -> None:
     rig.operate(control.LoadModel("prose"))
     rig.bring_up("a")
     assert "a (pid" in rig.operate(control.KillModel("sql")).message
     assert rig.operate(control.PinModel("sql", True)).message == "a is pinned"
 
 
-def test_what_is_wrong_with_an_adapter_is_reported_and_keeps_nobody_else() -> None:
-    rig = rig_of()
+def test_what_is_wrong_with_an_adapter_is_reported_and_keeps_nobody_else(rig: CoreRig) -> None:
     rig.ask("a")
     rig.said("a", control.WorkerHello, "a", 1, WorkerState.STARTING)
     refused = (RefusedAdapter("sql", "it is of another model"),)

@@ -45,20 +45,6 @@ def test_routers_know_the_worker_before_they_are_to_use_it(rig: CoreRig) -> None
     assert [type(message) for message in rig.actions.reported] == [Snapshot, control.Acquired]
 
 
-def test_bytes_are_held_until_the_exit_is_observed(rig: CoreRig) -> None:
-    instance = load(rig)
-    rig.operate(control.UnloadModel("a"))
-    rig.said("a", control.Drained)
-    rig.at(30.0)
-    ledger = rig.core.ledger
-    assert ledger.reserved_bytes == 90
-    rig.exits("a", settled=False)
-    assert (ledger.reserved_bytes, ledger.returning_bytes) == (0, 90)
-    rig.settle(instance)
-    assert ledger.held_bytes == 0
-    assert rig.state("a") == "cold"
-
-
 def test_a_killed_worker_comes_back_at_once_and_a_crashed_one_after_a_backoff(rig: CoreRig) -> None:
     instance = load(rig)
     rig.operate(control.KillModel("a"))
@@ -157,14 +143,6 @@ def test_an_adopted_worker_is_neither_loaded_again_nor_counted_twice(rig: CoreRi
     assert worker.pid == 4242
 
 
-def test_the_ledger_follows_peaks(rig: CoreRig) -> None:
-    load(rig)
-    for memory_bytes, reserved_bytes in ((50, 90), (900, 900), (60, 900)):
-        rig.beat("a", rows=1, memory_bytes=memory_bytes)
-        assert rig.core.ledger.reserved_bytes == reserved_bytes
-    assert rig.worker("a").figures.memory_bytes == 60
-
-
 def test_what_is_due_while_shutting_down_is_not_started(rig: CoreRig) -> None:
     rig.actions.remote.add("b")
     for name in "ab":
@@ -175,22 +153,6 @@ def test_what_is_due_while_shutting_down_is_not_started(rig: CoreRig) -> None:
     folder = rig.actions.local_path(rig.slot("a").model)
     rig.core.fetch_ended("b", folder or Path(), 100.0)
     assert rig.actions.spawned == ["a"]
-
-
-def test_an_adopted_worker_is_drained_before_it_has_said_hello(rig: CoreRig) -> None:
-    rig.core.adopt("0ld0", "a", 4242, 90, 0.0)
-    rig.operate(control.RestartModel("a"))
-    assert rig.actions.signals == []
-    assert rig.actions.sent == [("0ld0", control.Drain(False))]
-
-
-def test_a_second_unload_does_not_prolong_the_drain(rig: CoreRig) -> None:
-    load(rig)
-    rig.operate(control.UnloadModel("a"))
-    deadline_s = rig.worker("a").deadline_s
-    rig.now_s = 30.0
-    rig.operate(control.UnloadModel("a"))
-    assert rig.worker("a").deadline_s == deadline_s
 
 
 @pytest.mark.parametrize(

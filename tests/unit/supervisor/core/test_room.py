@@ -86,21 +86,6 @@ def test_fairness_drains_a_busy_model_without_a_deadline_for_its_streams() -> No
     assert rig.answer(back) is None
 
 
-def test_a_drain_that_got_lost_is_asked_again() -> None:
-    rig = CoreRig(TWO, timing={"drain_timeout_s": 20}, up="a")
-    rig.now_s = 15.0
-    rig.ask("b")
-    worker = rig.worker("a")
-    for second in range(16, 36):
-        rig.now_s = float(second)
-        figures = WorkerFigures(memory_bytes=700, requests_total=1)
-        beat = control.WorkerBeat(worker.instance, WorkerState.READY, 0, 0, 0.0, figures)
-        rig.core.worker_reported(worker.instance, beat, rig.now_s)
-        rig.at(rig.now_s)
-    assert rig.sent("a").count(control.Drain(True)) == 2
-    assert rig.actions.signals == []
-
-
 def test_the_first_to_ask_is_first_even_when_it_asks_again() -> None:
     rig = CoreRig({"a": 900, "b": 900, "c": 900}, up="a")
     rig.now_s = 100.0

@@ -32,43 +32,32 @@ def verdicts(looks: list[Look], step_s: float = 1.0, hung_s: float = 5.0) -> lis
     return found
 
 
-def test_one_that_answers_is_left_in_peace() -> None:
-    assert verdicts([DEAF, DEAF, Look(answers=True)])[-1] is Verdict.WELL
-
-
-def test_one_that_does_nothing_hangs() -> None:
-    assert verdicts([DEAF] * 20) == [*[Verdict.WAIT] * 5, Verdict.END]
-
-
-def test_one_that_works_has_longer() -> None:
-    busy = [Look(answers=False, cpu_s=0.5 * number) for number in range(200)]
-    assert len(verdicts(busy)) == BUSY_S + 1
-    disk = [Look(answers=False, waits_on_disk=True)] * 200
-    assert len(verdicts(disk)) == BUSY_S + 1
-    assert verdicts([*busy[:30], Look(answers=True)])[-1] is Verdict.WELL
-
-
-def test_one_that_waits_for_a_processor_is_waited_for() -> None:
-    starved = [Look(answers=False, cpu_s=0.05 * each, waited_s=0.95) for each in range(200)]
-    assert set(verdicts(starved)) == {Verdict.WAIT}
+ANSWERS, STOPPED = Look(answers=True), Look(answers=False, stopped=True)
+WORKS = [Look(answers=False, cpu_s=0.5 * number) for number in range(200)]
+STARVED = [Look(answers=False, cpu_s=0.05 * each, waited_s=0.95) for each in range(200)]
+SPINS = [Look(answers=False, cpu_s=0.5 * each, waited_s=0.5) for each in range(200)]
+WAIT, WAKE, END = Verdict.WAIT, Verdict.WAKE, Verdict.END
+LIVES: dict[str, tuple[list[Look], list[Verdict]]] = {
+    "it answers": ([DEAF, DEAF, ANSWERS], [WAIT, WAIT, Verdict.WELL]),
+    "it does nothing": ([DEAF] * 20, [*[WAIT] * 5, END]),
+    "it works": (WORKS, [*[WAIT] * int(BUSY_S), END]),
+    "it waits for a disk": (
+        [Look(answers=False, waits_on_disk=True)] * 200, [*[WAIT] * int(BUSY_S), END],
+    ),
+    "it works, and answers": ([*WORKS[:30], ANSWERS], [*[WAIT] * 30, Verdict.WELL]),
+    "it waits for a processor": (STARVED, [WAIT] * 200),
     # It has as much of the processor as one that works all the time.
-    spins = [Look(answers=False, cpu_s=0.5 * each, waited_s=0.5) for each in range(200)]
-    assert len(verdicts(spins)) == 2 * BUSY_S + 2
+    "it gets half of a processor": (SPINS, [*[WAIT] * int(2 * BUSY_S + 1), END]),
+    "it was stopped": ([STOPPED, DEAF, ANSWERS], [WAKE, WAIT, Verdict.WELL]),
+    "it is stopped again and again": ([STOPPED] * 20, [WAKE, *[WAIT] * 4, END]),
+    "a debugger has it": ([DEAF, Look(answers=False, traced=True)], [WAIT, Verdict.LEAVE]),
+}  # fmt: skip
 
 
-def test_one_that_was_stopped_is_woken_once() -> None:
-    stopped = Look(answers=False, stopped=True)
-    assert verdicts([stopped, DEAF, Look(answers=True)]) == [
-        Verdict.WAKE,
-        Verdict.WAIT,
-        Verdict.WELL,
-    ]
-    again = verdicts([stopped] * 20)
-    assert (again[0], again[-1], len(again)) == (Verdict.WAKE, Verdict.END, 6)
-
-
-def test_a_debuggers_is_left_alone() -> None:
-    assert verdicts([DEAF, Look(answers=False, traced=True)])[-1] is Verdict.LEAVE
+@pytest.mark.parametrize("case", LIVES)
+def test_what_is_thought_of_one_that_is_silent(case: str) -> None:
+    looks, expected = LIVES[case]
+    assert verdicts(looks) == expected
 
 
 def test_who_was_held_up_itself_judges_nothing() -> None:
