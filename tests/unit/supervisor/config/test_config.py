@@ -24,6 +24,7 @@ from lmx.supervisor.config.security import LimitsConfig
 from lmx.supervisor.config.values import Section
 from tests.support.faults.bad_files import put_bad
 
+KEY, OTHER = "sk-0123456789abcdef", "sk-fedcba9876543210"
 EXAMPLE = Path(__file__).parents[4] / "deploy" / "lmx.example.yaml"
 
 
@@ -39,6 +40,9 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
         ("server: {prot: 1}", ["server.prot", "unknown key", "port"]),
         ("sever: {}", ["sever", "unknown key", "server"]),
         ("server: {host: 0.0.0.0}", ["0.0.0.0", "allow_lan_without_key"]),
+        ("server: {host: 192.168.1.5}", ["192.168.1.5", "security.api_keys"]),
+        ("server: {host: '::'}", ["security.api_keys"]),
+        (f"server: {{host: 0.0.0.0}}\nsecurity: {{admin_key: {KEY}}}", ["security.api_keys"]),
         ("server: {advertise: true}", ["server.advertise", "others can't reach 127.0.0.1"]),
         ("server: {advertise: maybe, host: 0.0.0.0}", ["server.advertise", "can be reached"]),
         ("server: []", ["server"]),
@@ -60,115 +64,19 @@ def load(text: str, tmp_path: Path, **variables: str) -> Config:
         ("models: [{id: a, source: ~nobody-here/x}]", ["models.a.source", "no user"]),
         ("models: [{id: a, source: ~nobody-here/x.gguf}]", ["models.a.source", "no user"]),
         ("models: [{id: 'a b', source: /x}]", ["models.a b.id", "a b"]),
-        ("models: [{id: a, source: /x, ttl: 3}]", ["models.a.ttl", "unknown key", "max_rows"]),
         ("models: [{id: a, source: /x}, {id: b, source: /y, aliases: [a]}]", ["'a'", "unique"]),
         (
             "models: [{id: a, source: /x, adapters: {b: /l}}, {id: b, source: /y}]",
             ["'b'", "models.a", "models.b", "names of adapters", "unique"],
-        ),
-        ("models: [{id: a, source: /x, adapters: {a: /l}}]", ["models.a", "twice"]),
-        (
-            "models: [{id: a, source: /x, ranks: 2, adapters: {b: /l}}]",
-            ["models.a", "divided among ranks (2) can't have adapters"],
-        ),
-        (
-            "models: [{id: a, source: /x, ranks: 2, speculation: {method: prompt_lookup}}]",
-            ["models.a", "can't have speculation: leave one of them out"],
-        ),
-        (
-            "models: [{id: a, source: /x, ranks: 2, prefix_cache: {disk: true}}]",
-            ["models.a", "can't have prefix_cache.disk"],
-        ),
-        (
-            "models: [{id: a, source: /x, adapters: {b: ./lora.gguf}}]",
-            ["models.a.adapters (line 1): b: an adapter can't be a .gguf file", "/lora.gguf'"],
-        ),
-        (
-            "models: [{id: a, source: /x, adapters: {b: lora}}]",
-            ["models.a.adapters (line 1): b: ", "'lora' is neither a path nor a hub repository"],
-        ),
-        (
-            "models: [{id: a, source: /x, adapters: {'b c': /l}}]",
-            ["models.a.adapters.b c", "letters"],
-        ),
-        ("models: [{id: a, source: /x, adapters: [/l]}]", ["models.a.adapters", "section"]),
-        ("models: [{id: a, source: /x, adapter: /l}]", ["models.a.adapter", "unknown", "adapters"]),
-        (
-            "models: [{id: a, source: /x, kind: rerank, adapters: {b: /l}}]",
-            ["models.a", "adapters are for models that write", "rerank"],
         ),
         (
             "models: [{id: a, source: /x, adapters: {b: /l}}]\nrouting: {b: [a]}",
             ["routing.b", "models.a"],
         ),
         ("models: [{id: a, source: /x}]\ndefault_model: b", ["default_model", "'b'", "known: a"]),
-        ("models: [{id: a, source: /x, kind: picture}]", ["models.a.kind", "embedding", "picture"]),
-        ("models: [{id: a, source: /x, min_p: 2}]", ["models.a.min_p", "at most 1"]),
-        ("models: [{id: a, source: /x, tool_parser: A/b}]", ["models.a.tool_parser", "A/b"]),
-        (
-            "models: [{id: a, source: /x, chat_template_kwargs: {date_string: 2026-11-28}}]",
-            ["models.a.chat_template_kwargs", "date_string: it is read as a date", "in quotes"],
-        ),
-        (
-            "models: [{id: a, source: /x, tokenizer_config: {a: [1, 2000000000000000000000]}}]",
-            ["models.a.tokenizer_config", "a.1: it is a whole number of more than 64 bits"],
-        ),
-        (
-            "models: [{id: a, source: /x, engine_options: {c: [1.5, .nan]}}]",
-            ["models.a.engine_options", "c.1: it is not a finite number"],
-        ),
-        (
-            "models: [{id: a, source: /x, engine_options: {c: !!set {d, e}}}]",
-            ["models.a.engine_options", "c: it must be a text, a number"],
-        ),
-        (
-            r'models: [{id: a, source: /x, chat_template_kwargs: {c: "\ud83d\ude00"}}]',
-            ["models.a.chat_template_kwargs", "c: it has half of a surrogate pair"],
-        ),
-        (
-            f"models: [{{id: a, source: /x, engine_options: {{c: {'[' * 40}{']' * 40}}}}}]",
-            ["models.a.engine_options", "nested too deeply"],
-        ),
-        (
-            "models: [{id: a, source: /x, default_max_tokens: 100000000000000000000}]",
-            ["models.a.default_max_tokens", "at most"],
-        ),
-        (
-            "models: [{id: a, source: /x, context_length: 100000000000000000000}]",
-            ["models.a.context_length", "at most"],
-        ),
-        (
-            "models: [{id: a, source: /x, memory_bytes: 2MB, prefix_cache: {memory_bytes: 2MB}}]",
-            ["models.a", "prefix_cache.memory_bytes (2000000)", "must be less"],
-        ),
-        (
-            "models: [{id: a, source: /x, speculation: {method: prompt_lookup, ngram: 1}}]",
-            ["models.a.speculation.ngram", "unknown key", "max_ngram_size"],
-        ),
-        (
-            "models: [{id: a, source: /x, speculation: {method: draft_model}}]",
-            ["models.a.speculation", "draft", "must be given with method draft_model"],
-        ),
-        (
-            "models: [{id: a, source: /x, speculation: {method: mtp, draft: /y}}]",
-            ["models.a.speculation", "draft", "must be given with method draft_model"],
-        ),
-        (
-            "models: [{id: a, source: /x, speculation: {method: draft_model, draft: org/x}}]",
-            ["models.a.speculation.draft", "org/x", "not downloaded", "name a folder"],
-        ),
-        (
-            "models: [{id: a, source: /x, speculation: {method: draft_model, draft: ./x.gguf}}]",
-            ["models.a.speculation.draft", "/x.gguf", "can't be a .gguf file"],
-        ),
-        (
-            "models: [{id: a, source: /x, speculation: {method: draft_model, draft: x}}]",
-            ["models.a.speculation.draft", "'x'", "this is no path"],
-        ),
         ("memory: {keep_alive: 5 minutes}", ["memory.keep_alive", "5 minutes", "1h30m"]),
         ("memory: {keep_alive: true}", ["memory.keep_alive", "True", "forever"]),
         ("memory: {keep_alive: .inf}", ["memory.keep_alive", "forever"]),
-        ("models: [{id: a, source: /x, keep_alive: soon}]", ["models.a.keep_alive", "soon", "5m"]),
         ("groups: [{name: g, models: []}]", ["groups.g.models", "at least 1"]),
         ("groups: [{name: g, models: [b]}]", ["groups.g", "'b'", "known: none"]),
         (
@@ -233,6 +141,64 @@ def test_each_mistake_names_key_value_and_what_is_allowed(
     assert caught.value.code is ErrorCode.CONFIG_INVALID
     for word in words:
         assert word in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("keys", "place", "words"),
+    [
+        ("ttl: 3", ".ttl", ["unknown key", "max_rows"]),
+        ("adapters: {a: /l}", "", ["twice"]),
+        ("ranks: 2, adapters: {b: /l}", "", ["divided among ranks (2) can't have adapters"]),
+        ("ranks: 2, speculation: {method: prompt_lookup}", "",
+         ["can't have speculation: leave one of them out"]),
+        ("ranks: 2, prefix_cache: {disk: true}", "", ["can't have prefix_cache.disk"]),
+        ("adapters: {b: ./lora.gguf}", ".adapters (line 1): b: an adapter can't be a .gguf file",
+         ["/lora.gguf'"]),
+        ("adapters: {b: lora}", ".adapters (line 1): b: ",
+         ["'lora' is neither a path nor a hub repository"]),
+        ("adapters: {'b c': /l}", ".adapters.b c", ["letters"]),
+        ("adapters: [/l]", ".adapters", ["section"]),
+        ("adapter: /l", ".adapter", ["unknown", "adapters"]),
+        ("kind: rerank, adapters: {b: /l}", "", ["adapters are for models that write", "rerank"]),
+        ("kind: picture", ".kind", ["embedding", "picture"]),
+        ("min_p: 2", ".min_p", ["at most 1"]),
+        ("tool_parser: A/b", ".tool_parser", ["A/b"]),
+        ("chat_template_kwargs: {date_string: 2026-11-28}", ".chat_template_kwargs",
+         ["date_string: it is read as a date", "in quotes"]),
+        ("tokenizer_config: {a: [1, 2000000000000000000000]}", ".tokenizer_config",
+         ["a.1: it is a whole number of more than 64 bits"]),
+        ("engine_options: {c: [1.5, .nan]}", ".engine_options", ["c.1: it is not a finite number"]),
+        ("engine_options: {c: !!set {d, e}}", ".engine_options",
+         ["c: it must be a text, a number"]),
+        (r'chat_template_kwargs: {c: "\ud83d\ude00"}', ".chat_template_kwargs",
+         ["c: it has half of a surrogate pair"]),
+        (f"engine_options: {{c: {'[' * 40}{']' * 40}}}", ".engine_options", ["nested too deeply"]),
+        ("default_max_tokens: 100000000000000000000", ".default_max_tokens", ["at most"]),
+        ("context_length: 100000000000000000000", ".context_length", ["at most"]),
+        ("memory_bytes: 2MB, prefix_cache: {memory_bytes: 2MB}", "",
+         ["prefix_cache.memory_bytes (2000000)", "must be less"]),
+        ("speculation: {method: prompt_lookup, ngram: 1}", ".speculation.ngram",
+         ["unknown key", "max_ngram_size"]),
+        ("speculation: {method: draft_model}", ".speculation",
+         ["draft", "must be given with method draft_model"]),
+        ("speculation: {method: mtp, draft: /y}", ".speculation",
+         ["draft", "must be given with method draft_model"]),
+        ("speculation: {method: draft_model, draft: org/x}", ".speculation.draft",
+         ["org/x", "not downloaded", "name a folder"]),
+        ("speculation: {method: draft_model, draft: ./x.gguf}", ".speculation.draft",
+         ["/x.gguf", "can't be a .gguf file"]),
+        ("speculation: {method: draft_model, draft: x}", ".speculation.draft",
+         ["'x'", "this is no path"]),
+        ("keep_alive: soon", ".keep_alive", ["soon", "5m"]),
+    ],
+)  # fmt: skip
+def test_each_mistake_in_a_model_names_it_too(
+    keys: str, place: str, words: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    text = f"models: [{{id: a, source: /x, {keys}}}]"
+    test_each_mistake_names_key_value_and_what_is_allowed(
+        text, [f"models.a{place}", *words], tmp_path_factory
+    )
 
 
 def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
@@ -374,8 +340,6 @@ def test_the_shown_configuration_is_a_configuration(tmp_path: Path) -> None:
 
 # Keys.
 
-KEY, OTHER = "sk-0123456789abcdef", "sk-fedcba9876543210"
-
 
 @pytest.mark.parametrize(
     ("text", "words"),
@@ -455,23 +419,6 @@ def test_no_shown_configuration_has_a_key(tmp_path: Path) -> None:
         assert OTHER not in text
     with pytest.raises(OperationError, match=r"security\.api_keys\.0"):
         load(shown, tmp_path)  # nobody's key becomes asterisks
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("server: {host: 192.168.1.5}", ["192.168.1.5", "security.api_keys"]),
-        ("server: {host: '::'}", ["security.api_keys"]),
-        (f"server: {{host: 0.0.0.0}}\nsecurity: {{admin_key: {KEY}}}", ["security.api_keys"]),
-    ],
-)
-def test_an_address_that_others_reach_needs_a_key(
-    text: str, words: list[str], tmp_path: Path
-) -> None:
-    with pytest.raises(OperationError) as caught:
-        load(text, tmp_path)
-    for word in words:
-        assert word in caught.value.message
 
 
 @pytest.mark.parametrize(
