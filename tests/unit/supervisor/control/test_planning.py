@@ -203,20 +203,22 @@ async def test_a_repository_that_is_not_here_is_planned_as_if_it_were(
     assert (unknown.value.code, unknown.value.param) == (ErrorCode.MODEL_NOT_FOUND, "model")
 
 
-@pytest.mark.parametrize("name", ["nobody", "/etc", "./m", "~/m", "../m"])
-async def test_no_name_reaches_the_disk_or_the_hub(folder: Path, name: str) -> None:
-    work, asked = planning(rig_with(folder))
-    with pytest.raises(LmxError) as unknown:
-        await work.plan(PlanLoad(name))
-    assert (unknown.value.code, unknown.value.param) == (ErrorCode.MODEL_NOT_FOUND, "model")
-    assert not asked
-
-
-@pytest.mark.parametrize("tokens", [1, NATIVE + 1])
-async def test_a_context_that_the_model_can_t_have_names_the_field(
-    folder: Path, tokens: int
+@pytest.mark.parametrize(
+    ("question", "code", "param"),
+    [
+        *(
+            (PlanLoad(name), ErrorCode.MODEL_NOT_FOUND, "model")
+            for name in ("nobody", "/etc", "./m", "~/m", "../m")
+        ),
+        (PlanLoad("m", 1), ErrorCode.INVALID_VALUE, "context_length"),
+        (PlanLoad("m", NATIVE + 1), ErrorCode.INVALID_VALUE, "context_length"),
+    ],
+)
+async def test_what_can_not_be_names_its_field_and_no_name_reaches_the_disk_or_the_hub(
+    folder: Path, question: PlanLoad, code: ErrorCode, param: str
 ) -> None:
-    work, _ = planning(rig_with(folder))
+    work, asked = planning(rig_with(folder))
     with pytest.raises(LmxError) as refused:
-        await work.plan(PlanLoad("m", tokens))
-    assert (refused.value.code, refused.value.param) == (ErrorCode.INVALID_VALUE, "context_length")
+        await work.plan(question)
+    assert (refused.value.code, refused.value.param) == (code, param)
+    assert not asked

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,14 +26,28 @@ def left(held: int = 8 * GIB, name: str = "a", before: Balance = BEFORE) -> Exit
     return ExitedWorker(name, f"model-{name}", held, before, 100.0)
 
 
-def test_what_came_back_settles_at_once() -> None:
-    assert judge([left()], BEFORE, 100.0)[0][1] == Settled(0)
-    noisy = Balance(BEFORE.attainable_bytes - 2 * GIB)
-    assert judge([left()], noisy, 100.0)[0][1] == Settled(0)
+WIRED = left(before=Balance(40 * GIB, 2 * GIB))
 
 
-def test_a_small_worker_settles_whatever_the_machine_says() -> None:
-    assert judge([left(MIN_MISSING_BYTES)], Balance(0), 100.0)[0][1] == Settled(0)
+@pytest.mark.parametrize(
+    ("departure", "now", "at_s", "missing_bytes"),
+    [
+        (left(), BEFORE, 100.0, 0),
+        (left(), Balance(BEFORE.attainable_bytes - 2 * GIB), 100.0, 0),
+        (left(MIN_MISSING_BYTES), Balance(0), 100.0, 0),
+        (left(), Balance(0), 200.0, 8 * GIB),
+        (WIRED, Balance(34 * GIB, 2 * GIB), 200.0, 0),
+        (WIRED, Balance(34 * GIB, -4 * GIB), 200.0, 6 * GIB),
+    ],
+    ids=[
+        "all came back", "a noisy reading", "a small worker", "never more than was held",
+        "what is not wired is another program's", "what stays wired is missing",
+    ],
+)  # fmt: skip
+def test_what_is_missing_of_one_that_has_settled(
+    departure: ExitedWorker, now: Balance, at_s: float, missing_bytes: int
+) -> None:
+    assert judge([departure], now, at_s)[0][1] == Settled(missing_bytes)
 
 
 def test_what_does_not_come_back_is_missing_after_the_deadline() -> None:
@@ -50,17 +65,6 @@ def test_what_is_missing_is_reported_again_when_it_returns() -> None:
     assert verdict == Settled(3 * GIB)
     assert departure.missing_bytes == 3 * GIB
     assert judge([departure], Balance(39 * GIB), 200.0)[0][1] == Settled(0)
-
-
-def test_never_more_is_missing_than_was_held() -> None:
-    assert judge([left()], Balance(0), 200.0)[0][1] == Settled(8 * GIB)
-
-
-def test_a_loss_that_is_not_wired_is_another_programs() -> None:
-    before = Balance(40 * GIB, 2 * GIB)
-    one = left(before=before)
-    assert judge([one], Balance(34 * GIB, 2 * GIB), 200.0)[0][1] == Settled(0)
-    assert judge([one], Balance(34 * GIB, -4 * GIB), 200.0)[0][1] == Settled(6 * GIB)
 
 
 def test_two_that_left_together_do_not_miss_the_same_bytes() -> None:

@@ -42,6 +42,8 @@ bridge0: flags=8863<UP,BROADCAST,SMART,RUNNING,SIMPLEX,MULTICAST> mtu 1500
 \tstatus: active
 """
 INACTIVE = ACTIVE.replace("status: active", "status: inactive")
+JOINED = {"ports": PORTS, "interface": ACTIVE}
+IDLE = {"ports": PORTS, "interface": INACTIVE}
 DOWN = ACTIVE.replace("UP,", "")
 DEVICES = """\
     device          \t   node GUID
@@ -57,7 +59,7 @@ NAMES = {
 }  # fmt: skip
 
 
-class Joined(Mac):
+class Printing(Mac):
     """A Mac whose commands print what a test says."""
 
     def run(self, *command: str, limit_s: float = 10.0) -> str | None:
@@ -67,7 +69,7 @@ class Joined(Mac):
 
 def found(model: dict[str, Any] | None, **printed: str) -> dict[str, tuple[Verdict, str]]:
     config = Config.model_validate({"models": [] if model is None else [model]})
-    lines = check_links(Joined(Path("/Users/me"), **printed), config)
+    lines = check_links(Printing(Path("/Users/me"), **printed), config)
     assert all(bool(line.fix) == (line.verdict is not OK) for line in lines)
     return {line.name: (line.verdict, line.measured) for line in lines}
 
@@ -86,24 +88,20 @@ def test_the_bridge_is_read_from_what_macos_prints() -> None:
     ("model", "printed", "expected"),
     [
         (None, {}, {}),
-        (None, {"ports": PORTS, "interface": INACTIVE}, {}),
+        (None, IDLE, {}),
         (HOSTS, {}, {}),
-        (HOSTS, {"ports": PORTS, "interface": ACTIVE}, {"thunderbolt": OK}),
-        (HOSTS, {"ports": PORTS, "interface": INACTIVE}, {"thunderbolt": NOTE}),
+        (HOSTS, JOINED, {"thunderbolt": OK}),
+        (HOSTS, IDLE, {"thunderbolt": NOTE}),
         (
             HOSTS,
-            {"ports": PORTS, "interface": ACTIVE.replace("inet ", "inet6 ")},
+            {**JOINED, "interface": ACTIVE.replace("inet ", "inet6 ")},
             {"thunderbolt": WARNING},
         ),
         (HOSTS, {"devices": DEVICES}, {"rdma": OK}),
         (RDMA, {"devices": DEVICES}, {"rdma": OK}),
         (RDMA, {"devices": DEVICES.replace("en3", "en4")}, {"rdma": BAD}),
-        (
-            RDMA,
-            {"devices": DEVICES, "ports": PORTS, "interface": ACTIVE},
-            {"rdma": OK, "thunderbolt": WARNING},
-        ),
-        (RDMA, {"ports": PORTS, "interface": INACTIVE}, {"rdma": BAD, "thunderbolt": OK}),
+        (RDMA, {**JOINED, "devices": DEVICES}, {"rdma": OK, "thunderbolt": WARNING}),
+        (RDMA, IDLE, {"rdma": BAD, "thunderbolt": OK}),
     ],
 )
 def test_links_are_judged_by_what_the_models_need(
@@ -113,7 +111,7 @@ def test_links_are_judged_by_what_the_models_need(
 
 
 def test_what_is_there_is_shown() -> None:
-    shown = found(HOSTS, devices=DEVICES, ports=PORTS, interface=ACTIVE)
+    shown = found(HOSTS, **JOINED, devices=DEVICES)
     assert shown["rdma"][1] == "rdma_en2, rdma_en3"
     assert shown["thunderbolt"][1] == "bridge0 is active (169.254.10.1)"
     assert "not rdma_en3" in found(RDMA)["rdma"][1]
