@@ -251,6 +251,7 @@ def with_router(pid: int | None, memory_bytes: int = 1) -> SystemStatus:
 
 STARTING = model_line("a", "starting", pid=4711)
 WAS_STARTING = model_line("b", "starting", pid=4712)
+SERVES = "serves at http://127.0.0.1:8000/v1; the old one ends when its requests have"
 WAITS: dict[str, tuple[str, Any, list[SystemStatus], int, list[str]]] = {
     "a drain, for the streams": (
         "drain a",
@@ -358,14 +359,14 @@ WAITS: dict[str, tuple[str, Any, list[SystemStatus], int, list[str]]] = {
         control.RestartRouter(),
         [status(), status(), with_router(4711, memory_bytes=0), with_router(4711)],
         0,
-        ["a new router (pid 4711) serves at URL; the old one ends when its requests have"],
+        [f"a new router (pid 4711) {SERVES}"],
     ),
     "until another new router serves": (
         "restart --router",
         control.RestartRouter(),
         [status(), with_router(None, memory_bytes=0), with_router(6)],
         0,
-        ["a new router (pid 6) serves at URL; the old one ends when its requests have"],
+        [f"a new router (pid 6) {SERVES}"],
     ),
 }
 
@@ -377,7 +378,7 @@ def test_a_command_waits(home: Home, case: str) -> None:
     with fake_supervisor(home, answers) as asked:
         done = run(*command.split())
     output = re.sub(r", [\d.]+ s$", "", done.output, flags=re.MULTILINE)  # without how long it took
-    assert (done.exit_code, output.replace(status().router.url, "URL").splitlines()) == (code, said)
+    assert (done.exit_code, output.splitlines()) == (code, said)
     assert question in asked
     assert asked.count(GetStatus()) == len(found)
 
