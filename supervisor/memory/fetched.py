@@ -1,5 +1,6 @@
 """Where a model's folder is on this machine, without fetching or importing anything."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -66,9 +67,11 @@ def _snapshot(repo_id: str, revision: str, environment: Mapping[str, str]) -> Pa
 
 
 def hub_cache(environment: Mapping[str, str]) -> Path:
-    """Return the folder in which the hub client keeps repositories."""
-    root = environment.get("HF_HUB_CACHE")
-    if not root:
-        caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
-        root = str(Path(environment.get("HF_HOME") or f"{caches}/huggingface") / "hub")
-    return Path(root).expanduser()
+    """Return the folder in which the hub client keeps repositories, found as that client finds
+    it: an older name of the variable counts too, and variables within a path are those of this
+    process."""
+    caches = environment.get("XDG_CACHE_HOME", "~/.cache")
+    home = environment.get("HF_HOME", str(Path(caches, "huggingface")))
+    older = environment.get("HUGGINGFACE_HUB_CACHE", str(Path(home, "hub")))
+    path = environment.get("HF_HUB_CACHE", older)
+    return Path(os.path.expandvars(os.path.expanduser(path)))  # noqa: PTH111

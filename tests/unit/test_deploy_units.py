@@ -167,7 +167,8 @@ def test_what_can_not_be_written_is_refused(
 
 def test_a_service_knows_where_files_are_and_no_secrets() -> None:
     shell = {
-        "HF_HOME": "/big/hub", "HF_TOKEN": "secret", "LMX_SECURITY_API_KEYS": "secret",
+        "HF_HOME": "/big/hub", "HUGGINGFACE_HUB_CACHE": "/hub", "HF_TOKEN": "secret",
+        "LMX_SECURITY_API_KEYS": "secret",
         "LMX_HOME": "/elsewhere", "LMX_CONFIG": "/etc/lmx.yaml", "PATH": "/odd", "EDITOR": "vi",
     }  # fmt: skip
     found = service_environment(shell, "/srv/lmx", "/opt/bin", mac=True)
@@ -175,6 +176,7 @@ def test_a_service_knows_where_files_are_and_no_secrets() -> None:
         "LMX_HOME": "/srv/lmx",
         "LMX_CONFIG": "/etc/lmx.yaml",
         "HF_HOME": "/big/hub",
+        "HUGGINGFACE_HUB_CACHE": "/hub",
         "PATH": "/opt/bin:/opt/homebrew/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
     }
     assert left_out(shell) == ["HF_TOKEN", "LMX_SECURITY_API_KEYS"]

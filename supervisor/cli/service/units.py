@@ -18,7 +18,8 @@ _SLACK_S: Final = 15.0
 _SHORTEST_STOP_S: Final = 60
 
 _KEPT: Final = (
-    "LMX_CONFIG", "LMX_CACHE_DIR", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT",
+    "LMX_CONFIG", "LMX_CACHE_DIR", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE", "HF_ENDPOINT",
 )  # fmt: skip
 """Where files are. A service without these would look for its models elsewhere."""
 _PROGRAM_FOLDERS: Final = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin")

@@ -54,13 +54,20 @@ def test_locks_and_parts_have_the_names_that_lmx_gives_them(text: str, file: str
     assert text in inspect.getsource(file_download), f"{words}it is done in another way"
 
 
-def test_the_cache_is_where_lmx_looks_for_it(tmp_path: Path) -> None:
+def test_the_cache_is_where_lmx_looks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = said(LIBRARY, "constants.HF_HUB_CACHE", (FETCHED,), "where the cache is")
     code = "from huggingface_hub import constants; print(constants.HF_HUB_CACHE)"
     plain = {name: value for name, value in os.environ.items() if name not in CACHE_VARIABLES}
     home = Home(tmp_path / "lmx")
+    # Of the process too, because variables within a path are looked up there.
+    monkeypatch.setenv("LMX_TEST_FOLDER", str(tmp_path / "named"))
+    plain["LMX_TEST_FOLDER"] = str(tmp_path / "named")
     for variables in (
         {"HF_HUB_CACHE": str(tmp_path / "cache")},
+        {"HUGGINGFACE_HUB_CACHE": str(tmp_path / "older")},
+        {"HUGGINGFACE_HUB_CACHE": "/none", "HF_HUB_CACHE": "$LMX_TEST_FOLDER/cache"},
         {"HF_HOME": str(tmp_path / "hf")},
         {"XDG_CACHE_HOME": str(tmp_path / "xdg")},
     ):
