@@ -60,6 +60,11 @@ class HangNotice:
         """Remove a request that has ended."""
         self._open.pop(id(request), None)
 
+    @property
+    def connections(self) -> set[asyncio.Transport | None]:
+        """The connections of these requests, and None for each that has none."""
+        return {request.transport for request in self._open.values()}
+
     def send(self) -> int:
         """Send the error to every client whose connection can take one: nothing was sent yet, or
         only whole events. Return how many were sent. The loop must not write any more."""

@@ -287,7 +287,10 @@ class Router:
                 for one in left
                 if in_time and has_request_coming(one, self.traffic.used_connections)
             }
-            for connection in left - asking:
+            under_way = self.hang_notice.connections
+            # One with a request under way would lose the rest of its body, or of its WebSocket.
+            # It is closed with its answer; one whose answer began before may get another one.
+            for connection in {one for one in left - asking if one.transport not in under_way}:
                 # This alone would leave one that waits for a request open and unread.
                 connection.close()
                 self._last_answers.add(begin(connection.shutdown(None), "the end of a connection"))

@@ -1,6 +1,7 @@
 """A router that another one replaces: what is under way is answered, nothing new is taken."""
 
 import asyncio
+import json
 import socket
 from pathlib import Path
 
@@ -11,8 +12,15 @@ from lmx.protocol.messages.control import Event, EventList, GetEvents
 from lmx.protocol.messages.inventory import Downloads, DownloadView, GetDownloads
 from lmx.protocol.states import DownloadStatus
 from lmx.router.server import process
-from tests.support.fakes.fake_peers import ends, plays
-from tests.support.rigs.router_rig import MODEL, Rig, data_lines, joined_text, router_rig
+from tests.support.fakes.fake_peers import ends, plays, until
+from tests.support.rigs.router_rig import (
+    MODEL,
+    Rig,
+    chat_body,
+    data_lines,
+    joined_text,
+    router_rig,
+)
 
 
 async def test_it_answers_what_is_under_way_and_says_goodbye_on_kept_connections(
@@ -67,6 +75,58 @@ async def test_a_slow_client_gets_the_answer_to_its_first_request(
         await asyncio.wait_for(retiring, 90)
         for writer in (use, renew):
             writer.close()
+
+
+async def test_a_body_that_is_arriving_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_LINGER_S", 0.0)
+    body = json.dumps(chat_body()).encode()
+    ask = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+    head = f"{ask}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    async with router_rig() as rig:
+        port = int(rig.url.rpartition(":")[2])
+        idle, use = await asyncio.open_connection("127.0.0.1", port)
+        slow, send = await asyncio.open_connection("127.0.0.1", port)
+        use.write(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await idle.readuntil(b"\r\n\r\n")
+        send.write(head.encode() + body[:9])
+        await until(lambda: rig.router.traffic.under_way)
+        retiring = asyncio.create_task(rig.router.retire())
+        async with asyncio.timeout(90):
+            await idle.read()  # It is closed, and the other one would have been.
+            send.write(body[9:])
+            answer = await slow.read()
+        assert answer.startswith(b"HTTP/1.1 200 ") and b"Connection: close" in answer
+        await asyncio.wait_for(retiring, 90)
+        for writer in (use, send):
+            writer.close()
+
+
+async def test_a_websocket_with_a_response_under_way_is_still_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "_LINGER_S", 0.0)
+    release = asyncio.Event()
+    ask = {"type": "response.create", "model": MODEL, "input": "hi"}
+    async with (
+        router_rig(plays("so far", release, ends(" and the end"))) as rig,
+        rig.http.get(f"{rig.url}/health") as kept,
+        rig.http.ws_connect(f"{rig.url}/v1/responses", autoping=False) as socket,
+    ):
+        await kept.read()
+        await socket.send_json(ask)
+        await until(lambda: rig.worker.streams)
+        retiring = asyncio.create_task(rig.router.retire())
+        await until(lambda: rig.router._retired)
+        await socket.ping(b"here?")
+        while (message := await socket.receive(timeout=90)).type is not aiohttp.WSMsgType.PONG:
+            assert message.type is aiohttp.WSMsgType.TEXT
+        release.set()
+        async for message in socket:
+            if message.json()["type"] == "response.completed":
+                break
+        assert (await socket.receive(timeout=90)).extra is not None
+        assert socket.close_code == aiohttp.WSCloseCode.SERVICE_RESTART
+        await asyncio.wait_for(retiring, 90)
 
 
 FOLLOWED = {
