@@ -49,12 +49,18 @@ _MARKDOWN: Final = MarkdownIt("commonmark", {"html": False, "maxNesting": _DEEPE
 def markdown_tree(text: str) -> list[Node]:
     """Return the elements of a text."""
     tokens = _MARKDOWN.parse(text)
-    too_deep = max((token.level for token in tokens), default=0) >= _DEEPEST - 2
+    too_deep = _depth(tokens) >= _DEEPEST - 2
     if too_deep or _characters_of_addresses(tokens) > _MOST_ADDRESSES * len(text):
         return [["pre", {}, text]]
     root: list[Any] = ["", {}]
     _add_all(tokens, [root])
     return root[2:]
+
+
+def _depth(tokens: Sequence[Token]) -> int:
+    """Return how deep the elements are nested. The parser bounds blocks alone: emphasis within
+    emphasis is counted from the text that it is in."""
+    return max((token.level + _depth(token.children or ()) for token in tokens), default=0)
 
 
 def _characters_of_addresses(tokens: Sequence[Token]) -> int:
