@@ -176,7 +176,9 @@ class LiveRequest:
 
     @property
     def tokens(self) -> int:
-        """How many tokens have been made."""
+        """How many tokens have been made. Those of a peer are counted as they are passed on."""
+        if self.machine is not None and self.outcome is not None:
+            return self.outcome().completion_tokens or 0
         return 0 if self.made is None else self.made.tokens
 
     @property

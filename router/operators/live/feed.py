@@ -63,9 +63,12 @@ class Reader:
         self._seen: int | None = None
 
     async def next_events(self, wait_s: float) -> bytes:
-        """Return what has come since the last call; the first call returns the whole values, and so
-        does one that comes too late. Returns nothing if nothing comes within ``wait_s``."""
-        if self._seen == self._feed.number:
+        """Return what has come since the last call; the first call returns the whole values, as
+        soon as each topic was looked at, and so does one that comes too late. Returns what there is
+        after ``wait_s``, which may be nothing."""
+        if self._seen is None:
+            await ends_in_time(self._feed.looked.wait(), wait_s)
+        elif self._seen == self._feed.number:
             await ends_in_time(self._feed.changed(), wait_s)
         events, self._seen = self._feed.after(self._seen), self._feed.number
         return events
@@ -86,6 +89,8 @@ class LiveFeed:
         self._whole: tuple[int, float, bytes] | None = None
         """The number and the time at which the whole values were made, and they."""
         self._news = asyncio.Event()
+        self.looked = asyncio.Event()
+        """Set once each topic was looked at, while somebody reads."""
         self.number = 0
         """How many pieces there have been."""
 
@@ -106,6 +111,7 @@ class LiveFeed:
                 self._task, self._topics, self._whole = None, (), None
                 self._failed.clear()
                 self._kept.clear()
+                self.looked.clear()
 
     def after(self, number: int | None) -> bytes:
         """Return the pieces after ``number``; the whole values for None, and if not all of those
@@ -136,6 +142,7 @@ class LiveFeed:
                 # Published at once: between its look and this no reader may ask for whole values.
                 if events := await self._look(topic):
                     self._publish(events)
+            self.looked.set()
             if self.number > before:
                 # Once for all topics, so that a reader has one write a second.
                 news, self._news = self._news, asyncio.Event()

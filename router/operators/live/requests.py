@@ -58,12 +58,17 @@ class RequestsTopic(Topic):
                 await yield_to_loop()
         # No request can end from here on: there is no await.
         missed = self._requests.ended_total - self._ended_total
-        ended = [orjson.dumps(one) for one in self._requests.last_ended(missed)]
+        newest = self._requests.last_ended(missed)
+        ended = [orjson.dumps(one) for one in newest]
         self._ended_total = self._requests.ended_total
         self._ended.extendleft(reversed(ended))
         under_way = self._requests.ids
-        self._live = {name: sent for name, sent in self._live.items() if name in under_way}
-        if missed > MOST_ENDED:
+        gone = self._live.keys() - under_way
+        for name in gone:
+            del self._live[name]
+        # One that another machine was asked for is not among the ended ones: a reader forgets it
+        # with the whole list.
+        if missed > MOST_ENDED or gone - {one["id"] for one in newest}:
             return self.whole()
         return _text(changed, ended, whole=False) if changed or ended else b""
 

@@ -358,6 +358,38 @@ async def test_of_many_requests_those_that_changed_are_sent_alone() -> None:
     assert message(topic.whole()) | {"at_s": 0} == news | {"at_s": 0}
 
 
+async def test_a_request_that_another_machine_is_asked_for_is_listed_no_more() -> None:
+    listed = Listed(2)
+    topic = RequestsTopic(listed.requests)
+    with listed.under_way:
+        assert len(message(await topic.look())["live"]) == 2
+        with ExitStack() as asked:
+            listed.under_way, own = asked, listed.under_way
+            forwarded = listed.begin("fwd-1", 2.0)
+            assert [one["id"] for one in message(await topic.look())["live"]] == ["fwd-1"]
+            forwarded.goes_elsewhere = True
+            listed.under_way = own
+        news = message(await topic.look())
+        assert news["whole"], "who reads would keep it otherwise"
+        assert [one["id"] for one in news["live"]] == ["r0", "r1"]
+        assert await topic.look() == b""
+
+
+async def test_the_tokens_of_a_request_that_a_peer_computes_are_sent_as_they_come() -> None:
+    listed = Listed(0)
+    topic = RequestsTopic(listed.requests)
+    made = 1
+    forwarded = listed.begin("fwd-1", 0.0)
+    forwarded.machine, forwarded.state = "b", LiveState.RUNNING
+    forwarded.outcome = lambda: Outcome(completion_tokens=made)
+    with listed.under_way:
+        await topic.look()
+        made = 5
+        [shown] = message(await topic.look())["live"]
+        assert shown["tokens"] == 5
+        assert await topic.look() == b""
+
+
 async def test_a_late_reader_knows_how_old_a_request_is_that_has_not_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -365,7 +397,6 @@ async def test_a_late_reader_knows_how_old_a_request_is_that_has_not_changed(
     topic = RequestsTopic(listed.requests)
     feed = LiveFeed(lambda: [topic])
     with listed.under_way, feed.reading() as first:
-        assert not message(await first.next_events(90))["live"], "nobody has looked yet"
         assert message(await first.next_events(90))["live"]
         for passed_s in (60.0, 120.0):
             now_s, here_s = time.time() + 60, time.monotonic() + 60

@@ -18,7 +18,7 @@ from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
 from lmx.protocol.token_rates import TokenRates
 from lmx.router.metrics.requests import Ended
 from lmx.router.operators.events import EventLine
-from lmx.router.operators.live import feed, status
+from lmx.router.operators.live import feed, status, stream
 from lmx.router.operators.live.feed import LiveFeed, Topic, event_text
 from lmx.router.operators.live.figures import LiveFigures, live_figures
 from lmx.router.operators.live.requests import LiveRequestsShown
@@ -217,8 +217,8 @@ async def test_one_task_works_for_all_while_somebody_reads(monkeypatch: pytest.M
     live = LiveFeed(make)
     assert not made, "nobody reads"
     with live.reading() as first:
-        assert await first.next_events(0) == b"all(0) "
-        assert await first.next_events(90) == b"1 "
+        assert await first.next_events(90) == b"all(1) "
+        assert await first.next_events(90) == b"2 "
         with live.reading() as slow, live.reading() as second:
             encoded = made[0].encoded
             for reader in (slow, second):
@@ -234,10 +234,38 @@ async def test_one_task_works_for_all_while_somebody_reads(monkeypatch: pytest.M
     await until(lambda: made[0].closed)
     looks = made[0].looks
     with live.reading() as again:
-        assert await again.next_events(0) == b"all(0) "
-        assert await again.next_events(90) == b"1 "
+        assert await again.next_events(90) == b"all(1) "
+        assert await again.next_events(90) == b"2 "
     assert (made[0].looks, len(made)) == (looks, 2)
     await until(lambda: made[1].closed)
+
+
+async def test_the_first_values_are_waited_for() -> None:
+    """As by who does not follow, and would get nothing else."""
+    answers = asyncio.Event()
+
+    class Slow(Numbers):
+        async def look(self) -> bytes:
+            await answers.wait()
+            return await super().look()
+
+    slow = Slow()
+    live = LiveFeed(lambda: [slow])
+    for _ in range(2):  # Those of the readers before are not the first ones of the next.
+        with live.reading() as late:
+            before = await late.next_events(0)
+            first = asyncio.create_task(reads(live))
+            await asyncio.sleep(0)
+            assert not first.done()
+            answers.set()
+            assert await first not in (before, b"")
+        answers.clear()
+        await until(lambda: slow.closed)
+
+
+async def reads(live: LiveFeed) -> bytes:
+    with live.reading() as reader:
+        return await reader.next_events(90)
 
 
 async def test_a_topic_that_fails_holds_up_no_other_and_is_logged_once(
@@ -413,6 +441,21 @@ async def test_of_many_models_the_status_is_asked_for_less_often_unless_somethin
             )
             await rig.publish(cold(MODEL))
             assert names((await live.has("status", 2))[1]) == [MODEL]
+
+
+async def test_who_does_not_follow_gets_the_first_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "_FIRST_S", 90.0)
+    async with router_rig() as rig:
+        rig.supervisor.replies |= {
+            GetStatus: Status(reported_status(status_line(MODEL))),
+            GetEvents: EventList("aa", 1, (happened(1),)),
+        }
+        headers = {"X-Admin-Key": rig.spec.admin_key}
+        url = f"{rig.url}/admin/live?follow=false"
+        async with rig.http.get(url, headers=headers) as response:
+            text = await response.text()
+        for topic in ("status", "figures", "requests"):
+            assert f"event: {topic}\n" in text
 
 
 async def test_it_needs_the_admin_key_and_a_log_that_there_is(rig: Rig) -> None:
