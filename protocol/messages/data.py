@@ -246,7 +246,7 @@ class Generate:
     with."""
     truncate_prompt_tokens: int | None = None
     """How many tokens at the end of the prompt are taken. -1: as many as the context has room for
-    besides the answer; None: all of them."""
+    besides the answer, for which at most a quarter of it is kept free; None: all of them."""
     adapter: str = ""
     """The id of the adapter that is applied to the model. Empty: none."""
     show_reread: bool = False

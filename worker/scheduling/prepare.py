@@ -93,14 +93,22 @@ def resolve_max_tokens(
 def truncated(
     prompt: Sequence[int], request: Generate, spec: WorkerSpec, context_tokens: int
 ) -> Sequence[int]:
-    """Return the end of a prompt, as long as the request allows."""
+    """Return the end of a prompt, as long as the request allows. Pure.
+
+    -1 keeps room for the answer: as much as it may have, but at most a quarter of the context. An
+    answer without a limit, or with one that no prompt leaves room for, has what is left: a prompt
+    is then cut only if it leaves nothing.
+    """
     most = request.truncate_prompt_tokens
     if most is None:
         return prompt
     if most < 0:
         asked = request.max_tokens if request.max_tokens is not None else spec.default_max_tokens
-        limits = [1 if asked is None else asked, spec.max_tokens_limit, context_tokens - 1]
-        most = context_tokens - min(limit for limit in limits if limit is not None)
+        limits = [asked, spec.max_tokens_limit, context_tokens]
+        answer_tokens = min(limit for limit in limits if limit is not None)
+        if answer_tokens == context_tokens > len(prompt):
+            return prompt
+        most = context_tokens - min(answer_tokens, max(1, context_tokens // 4))
     return prompt[-most:]
 
 

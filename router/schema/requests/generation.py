@@ -258,8 +258,9 @@ class GenerationFields(SamplingFields, StructureFields, AnswerFields, SharingFie
     262,144 logprobs. The name is vLLM's. Default: none."""
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
     """How many tokens at the end of the prompt are taken; those before them are cut off. -1: as
-    many as fit into the model's context besides the answer. 0 is a 400, and so is a text that is
-    far longer than the context. The name is vLLM's. Default: all."""
+    many as fit into the model's context besides the answer, for which at most a quarter of it is
+    kept free. 0 is a 400, and so is a text that is far longer than the context. The name is vLLM's.
+    Default: all."""
 
     @property
     def token_limit(self) -> int | None:

@@ -133,8 +133,9 @@ class ResponsePromptFields(Strict):
     text: TextConfig | None = None
     """How the text of the answer is to be."""
     truncation: Literal["auto", "disabled"] | None = None
-    """`auto`: of a conversation that is longer than the context, the beginning is cut off.
-    `disabled`: it is a 400. Default: `disabled`."""
+    """`auto`: of a conversation that does not fit into the context besides the answer, for which at
+    most a quarter of it is kept free, the beginning is cut off. `disabled`: one that is longer than
+    the context is a 400. Default: `disabled`."""
 
     @property
     def items(self) -> Sequence[Item]:

@@ -159,10 +159,13 @@ def test_prompt_and_answer_fit_the_context(prompt: int, asked: int | None) -> No
         (30, None, None, 30),
         (500, None, None, 200),
         (-1, 20, 50, 80),
-        (-1, None, 50, 50),
-        (-1, None, None, 99),
+        (-1, None, 10, 90),
+        (-1, None, 50, 75),
+        (-1, None, None, 75),
         (-1, 0, None, 100),
-        (-1, 1000, None, 1),
+        (-1, 99, None, 75),
+        (-1, 1000, None, 75),
+        (-1, 2**31 - 1, None, 75),
     ],
 )
 def test_the_end_of_a_prompt_is_taken(
@@ -173,6 +176,29 @@ def test_the_end_of_a_prompt_is_taken(
         1, "req", Sampling(), 1, prompt="p", max_tokens=asked, truncate_prompt_tokens=most
     )
     assert truncated(range(200), request, spec, 100) == range(200 - left, 200)
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit", "prompt", "left"),
+    [
+        (None, None, 99, 99),
+        (100, None, 99, 99),
+        (2**31 - 1, None, 99, 99),
+        (None, None, 100, 75),
+        (99, None, 75, 75),
+        (99, None, 99, 75),
+        (20, None, 80, 80),
+        (2**31 - 1, 20, 99, 80),
+    ],
+)
+def test_a_prompt_that_leaves_room_for_its_answer_is_not_cut(
+    asked: int | None, limit: int | None, prompt: int, left: int
+) -> None:
+    spec = dataclasses.replace(SPEC, default_max_tokens=None, max_tokens_limit=limit)
+    request = Generate(
+        1, "req", Sampling(), 1, prompt="p", max_tokens=asked, truncate_prompt_tokens=-1
+    )
+    assert len(truncated(range(prompt), request, spec, 100)) == left
 
 
 def test_no_token_at_all_fits_a_full_context() -> None:
