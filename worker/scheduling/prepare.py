@@ -185,6 +185,14 @@ def prepare(
     if is_retry:
         request = replace(request, prompt_logprobs=None)
     encoded = encode_prompt(generator, facts, spec, request, media)
+    remarks: list[str] = []
+    if encoded.media is not None and request.truncate_prompt_tokens == -1:
+        tokens = encoded.tokens
+        if len(truncated(tokens, request, spec, facts.context_tokens)) < len(tokens):
+            # Their tokens belong together, and can't be cut.
+            request = replace(request, messages=_as_text(request.messages or ()), media=())
+            encoded = encode_prompt(generator, facts, spec, request)
+            remarks.append(_LEFT_OUT)
     limited = _limited(facts, spec, request, encoded, is_retry=is_retry)
     constraint = generator.constrain(
         ConstraintSource(
@@ -198,6 +206,12 @@ def prepare(
     ) or ConstraintMaker(None)
     asked = _Asked(request, encoded, limited, constraint)
     _check_combinations(asked)
+    if asked.is_cut and request.truncate_prompt_tokens == -1:
+        cut_tokens = len(encoded.tokens) - len(limited.prompt)
+        remarks.append(
+            f"The prompt does not fit into the model's context besides the answer: its first "
+            f"{cut_tokens} tokens were cut off."
+        )
     return EngineRequest(
         run_id,
         request.request_id,
@@ -208,10 +222,26 @@ def prepare(
         request.owner,
         request.memory_wait_s,
         constraint.check,
-        constraint.remarks,
+        (*remarks, *constraint.remarks),
         constraint.call_checks,
         encoded.ignored,
         decode_s,
+    )
+
+
+_LEFT_OUT: Final = (
+    "The conversation does not fit into the model's context besides the answer: the model reads "
+    "only where its images, sounds and videos were."
+)
+
+
+def _as_text(messages: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Return messages with a word in the place of each image, sound and video."""
+    return tuple(
+        {**message, "content": "\n".join(part.get("text", f"[{part['type']}]") for part in content)}
+        if isinstance(content := message.get("content"), list)
+        else message
+        for message in messages
     )
 
 

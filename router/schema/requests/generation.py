@@ -259,8 +259,9 @@ class GenerationFields(SamplingFields, StructureFields, AnswerFields, SharingFie
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
     """How many tokens at the end of the prompt are taken; those before them are cut off. -1: as
     many as fit into the model's context besides the answer, for which at most a quarter of it is
-    kept free. 0 is a 400, and so is a text that is far longer than the context. The name is vLLM's.
-    Default: all."""
+    kept free; where something is cut off, the model reads only where images, sounds and videos
+    were. 0 is a 400, and so are any other number with media where something is cut off, and a text
+    that is far longer than the context. The name is vLLM's. Default: all."""
 
     @property
     def token_limit(self) -> int | None:

@@ -134,8 +134,9 @@ class ResponsePromptFields(Strict):
     """How the text of the answer is to be."""
     truncation: Literal["auto", "disabled"] | None = None
     """`auto`: of a conversation that does not fit into the context besides the answer, for which at
-    most a quarter of it is kept free, the beginning is cut off. `disabled`: one that is longer than
-    the context is a 400. Default: `disabled`."""
+    most a quarter of it is kept free, the beginning is cut off, and the model reads only where
+    images and sounds were. `disabled`: one that is longer than the context is a 400. Default:
+    `disabled`."""
 
     @property
     def items(self) -> Sequence[Item]:

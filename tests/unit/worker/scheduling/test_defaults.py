@@ -363,3 +363,47 @@ def test_media_come_to_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     for media in ((picture,), ()):
         prepare(engine, FACTS, SPEC, request, 1, lambda: 1, 0.0, media)
         assert sources[-1].media == media
+
+
+@pytest.mark.parametrize(
+    ("most", "text_tokens", "read"), [(-1, 50, 50), (-1, 200, 75), (None, 50, None), (9, 50, None)]
+)
+def test_a_conversation_that_is_cut_is_read_without_its_media(
+    monkeypatch: pytest.MonkeyPatch, most: int | None, text_tokens: int, read: int | None
+) -> None:
+    engine = ScriptedEngine({})
+    sources: list[PromptSource] = []
+    held: Any = object()
+
+    def encode(source: PromptSource) -> EncodedPrompt:
+        sources.append(source)
+        return (
+            EncodedPrompt([1] * 120, media=held)
+            if source.media
+            else EncodedPrompt([1] * text_tokens)
+        )
+
+    monkeypatch.setattr(engine, "encode", encode)
+    pictured = [{"type": "text", "text": "This:"}, {"type": "image", "media": 0}]
+    messages = ({"role": "user", "content": pictured}, {"role": "user", "content": "Well?"})
+    request = Generate(
+        1, "r", Sampling(), 1, messages=messages, max_tokens=50, truncate_prompt_tokens=most
+    )
+    media = (Picture(np.zeros((2, 2, 3), np.uint8)),)
+    if read is None:
+        code = "images" if most else "shorten"
+        with pytest.raises(RequestError, match=code):
+            prepare(engine, FACTS, SPEC, request, 1, lambda: 1, 0.0, media)
+        return
+    job = prepare(engine, FACTS, SPEC, request, 1, lambda: 1, 0.0, media)
+    assert [one["content"] for one in sources[-1].messages or ()] == ["This:\n[image]", "Well?"]
+    assert not sources[-1].media and not sources[-1].media_params
+    (row,) = job.sequences
+    assert (len(row.prompt), row.media) == (read, None)
+    assert "images, sounds and videos" in job.remarks[0]
+    cut = [f"its first {text_tokens - read} tokens were cut off"] if read < text_tokens else []
+    assert len(job.remarks) == 1 + len(cut) and all(one in job.remarks[-1] for one in cut)
+    # One that fits is read as it is.
+    facts = dataclasses.replace(FACTS, context_tokens=1000)
+    whole = prepare(engine, facts, SPEC, request, 1, lambda: 1, 0.0, media)
+    assert (whole.sequences[0].media, whole.remarks) == (held, ())
