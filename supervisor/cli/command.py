@@ -56,6 +56,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def wrapped(*args: Any, **kwargs: Any) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         import_structlog()  # most commands do, and with rich it takes twice as long
+        import structlog
+
+        # stdout is for the answer alone, which a script may read.
+        structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
         for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
             if getattr(sys, name) is None:  # whoever started the command closed it
                 stream = open(os.devnull, mode)  # noqa: PTH123, SIM115  as long as the process

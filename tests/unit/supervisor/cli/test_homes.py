@@ -1,5 +1,6 @@
 """Whatever LMX_HOME is, no command shows a traceback: it says what is wrong in a line or two."""
 
+import json
 import os
 import shlex
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from lmx.supervisor.cli import command as cli_command
 from lmx.supervisor.cli.main import main
+from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import SupervisorLock
 
 COMMANDS = (
@@ -143,3 +145,17 @@ def test_a_bug_is_one_line_and_its_traceback_is_kept(
     )
     assert len(second.output.splitlines()) == 1
     assert "Traceback" in (tmp_path / "logs" / "command-line.log").read_text()
+
+
+def test_a_damaged_file_is_no_part_of_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is logged goes to stderr, so that a script can take what stands on stdout."""
+    monkeypatch.setenv("LMX_HOME", str(tmp_path))
+    downloads = Home(tmp_path).downloads
+    downloads.parent.mkdir()
+    downloads.write_text("{")
+    done = run("downloads --json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == []
+    assert "state.unreadable" in done.stderr
