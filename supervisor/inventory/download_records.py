@@ -73,7 +73,10 @@ class Download:
 
     @property
     def arrives(self) -> bool:
-        """Whether files of it are yet to come: it is neither completed nor being quantized."""
+        """Whether files of it are yet to come. What is to be quantized is refused before its
+        download begins, as long as its size is unknown, and is all here while it is quantized."""
+        if self.bits is not None and self.total_bytes is None:
+            return self.unfinished
         here = self.bits is not None and self.downloaded_bytes == self.total_bytes
         return self.status is not DownloadStatus.COMPLETED and not here
 

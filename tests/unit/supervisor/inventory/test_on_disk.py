@@ -70,6 +70,15 @@ def test_what_is_being_quantized_is_available() -> None:
     assert available([alone], [], [quantizing], [])
 
 
+@pytest.mark.parametrize("status", DownloadStatus)
+def test_what_was_refused_before_its_download_began_is_available(status: DownloadStatus) -> None:
+    """Its size was never reported, so that nothing of it has come."""
+    alone = CachedRepo("org/m", ROOT, 100, 5.0, (MAIN,))
+    quantizing = download(status)
+    quantizing.bits = QuantizedBits.FOUR
+    assert bool(available([alone], [], [quantizing], [])) is not quantizing.unfinished
+
+
 def test_what_was_quantized_is_a_model_of_its_own() -> None:
     models = [served("m-4bit", str(QUANTIZED.path)), served("file", str(FILE))]
     (found,) = available([], [QUANTIZED], [], models)
