@@ -571,6 +571,9 @@ class Done:
     message: FreeText
     pid: int | None = None
     """The process that the command is about, if there is one."""
+    model_id: str | None = None
+    """The model that is being loaded: the question may have another name of it, or one of its
+    repository."""
 
 
 def event_object(epoch: str, event: Event) -> dict[str, Any]:

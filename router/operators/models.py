@@ -124,9 +124,11 @@ async def loaded(request: web.Request, name: str, context_length: int | None = N
     services, context = request.app[SERVICES], request[CONTEXT]
     supervisor = services.supervisor
     model = known_model(await supervisor.directory(), name)
-    # A name that is not known may be a repository on this machine; the load adds it as a model.
+    # A name that is not known may be a repository on this machine, or a short name of one. The load
+    # adds it as a model, and says under which id.
     asked = name if model is None else model.model_id
-    await command(supervisor, LoadModel(asked, context_length))
+    done = await command(supervisor, LoadModel(asked, context_length))
+    asked = done.model_id or asked
     if not await supervisor.until(
         lambda now: known_model(now, asked) is not None, COMMAND_DEADLINE_S
     ):
@@ -313,8 +315,9 @@ async def _begun(request: web.Request, question: LoadModel | UnloadModel) -> web
         question = replace(question, model_id=model.model_id)
         set_outcome(request, Outcome(model=model.model_id))
     done = await command(supervisor, question)
+    model_id = done.model_id or question.model_id
     return json_value(
-        CommandAnswer(success=True, model=question.model_id, pid=done.pid, message=done.message)
+        CommandAnswer(success=True, model=model_id, pid=done.pid, message=done.message)
     )
 
 

@@ -19,6 +19,9 @@ from lmx.router.http.keys import Verdict
 _LISTED_IDS = 20
 """Model ids that a "no such model" error lists."""
 
+_PATH_STARTS: Final = ("/", ".", "~")
+"""How a source begins that is a path; any other is `org/name` with an optional `@revision`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Directory:
@@ -30,8 +33,9 @@ class Directory:
 
     @classmethod
     def of(cls, snapshot: Snapshot) -> Directory:
-        """Index a snapshot. If names collide, an id wins over an alias, an alias over a source, and
-        an earlier model over a later one."""
+        """Index a snapshot. If names collide, an id wins over an alias, an alias over a source, a
+        source over the repository of one with a revision, and an earlier model over a later
+        one."""
         by_name: dict[str, ModelView] = {}
         for model in snapshot.models:
             by_name.setdefault(model.model_id, model)
@@ -40,6 +44,9 @@ class Directory:
                 by_name.setdefault(alias, model)
         for model in snapshot.models:
             by_name.setdefault(model.source, model)
+        for model in snapshot.models:
+            if model.base is None and not model.source.startswith(_PATH_STARTS):
+                by_name.setdefault(model.source.partition("@")[0], model)
         return cls(snapshot, by_name)
 
     def limited_to(self, key: ApiKey | None) -> Directory:

@@ -49,7 +49,8 @@ class Loading:
         now_s = self._now_s()
         if context_length is None or context_length == _next_context(slot):
             if slot.ready_worker is not None:
-                return control.Done(f"{slot.model.id} is loaded already", slot.ready_worker.pid)
+                pid = slot.ready_worker.pid
+                return control.Done(f"{slot.model.id} is loaded already", pid, slot.model.id)
             if slot.worker is not None and slot.worker.state in _LEAVING:
                 self.refuse_while_replacing(slot)
             self._core.operator.load(slot.model.id, now_s)
@@ -88,8 +89,9 @@ class Loading:
             )
         if slot.state is SlotState.QUEUED and slot.plan is not None:
             place = self._core.positions(now_s)[slot.model.id]
-            return control.Done(f"{slot.model.id} waits for memory, number {place} in the queue")
-        return control.Done(f"loading {slot.model.id}")
+            waits = f"{model_id} waits for memory, number {place} in the queue"
+            return control.Done(waits, model_id=model_id)
+        return control.Done(f"loading {model_id}", model_id=model_id)
 
     async def _slot(self, name: str) -> Slot:
         try:

@@ -402,7 +402,7 @@ SAMPLES: Final[tuple[Any, ...]] = (
         (Event(18, 1_700_000_200.5, "worker.exited", "org/tiny", "by a signal", {"pid": 4242}),),
         (EarlierEvents("d01a", (Event(9, 1_700_000_100.5, "router.ready", None, "", {}),)),)),
     StopAll(),
-    Done("begun", 4242),
+    Done("begun", 4242, "org/tiny"),
     # Inventory.
     AddModel("tiny-2", "org/tiny-2", 4096, {"n_gpu_layers": 100}, context_at_most=True),
     RemoveModel("tiny-2"),

@@ -174,6 +174,20 @@ async def test_a_repository_that_nobody_served_is_loaded_under_its_own_name() ->
     assert (status, body["model_id"], body["gpu_layers"]) == (200, "org/new", None)
 
 
+async def test_a_short_name_is_loaded_under_the_id_that_the_supervisor_chose() -> None:
+    async with admin_rig() as rig:
+        rig.supervisor.replies[LoadModel] = Done("loading org/new", model_id="org/new")
+        await rig.publish(cold(TINY), cold("org/new"))
+        status, body = await rig.admin("POST", LOAD, model_id="new", wait=False)
+        assert (status, body["model"]) == (200, "org/new")
+        loading = asyncio.create_task(rig.admin("POST", LOAD, model_id="new"))
+        await until(lambda: rig.supervisor.count(Acquire))
+        assert [acquire.model_id for acquire in rig.asked(Acquire)] == ["org/new"]
+        await becomes_ready(rig, "org/new")
+        status, body = await loading
+    assert (status, body["model_id"]) == (200, "org/new")
+
+
 @pytest.mark.parametrize(
     ("denied", "status", "param"),
     [

@@ -28,6 +28,18 @@ def test_resolve(name: str | None, model_id: str) -> None:
     assert Directory.of(snapshot()).resolve(name).model_id == model_id
 
 
+def test_a_repository_is_a_name_of_the_model_of_its_revision() -> None:
+    models = (
+        cold("pinned", source="org/a@main"), cold("later", source="org/a@v2"),
+        cold("old", source="org/b@v1"), cold("new", source="org/b"), cold("c", source="/x/c@1"),
+    )  # fmt: skip
+    directory = Directory.of(snapshot(models=models))
+    assert directory.resolve("org/a").model_id == directory.resolve("org/a@main").model_id
+    assert directory.resolve("org/a").model_id == "pinned"
+    assert directory.resolve("org/b").model_id == "new", "the whole source comes first"
+    assert not directory.knows("/x/c"), "a path has no revision"
+
+
 def test_unknown_and_missing_models() -> None:
     with pytest.raises(RequestError) as caught:
         Directory.of(snapshot()).resolve("c")

@@ -218,7 +218,7 @@ def test_a_short_name_is_the_model_of_its_repository() -> None:
     # What is in the hub's cache is added under the repository's name.
     rig = CoreRig({"a": 100})
     rig.in_cache.add(repository)
-    rig.operate(control.LoadModel("qwen3-8b", None))
+    assert rig.operate(control.LoadModel("qwen3-8b", None)).model_id == repository
     assert rig.slot(repository).model.source == repository
 
 

@@ -355,7 +355,7 @@ def test_an_operators_load_waits_for_ever_and_may_evict() -> None:
     rig = CoreRig(TWO, up="a")
     rig.beat("a", rows=1)
     done = rig.operate(control.LoadModel("b"))
-    assert done == control.Done("b waits for memory, number 1 in the queue")
+    assert done == control.Done("b waits for memory, number 1 in the queue", model_id="b")
     rig.at(29.0)
     rig.beat("a", rows=1)
     assert rig.slot("b").state is SlotState.QUEUED
