@@ -198,6 +198,8 @@ class EncodedPrompt:
     """At least one."""
     thinking_open: bool = False
     """Whether the prompt ends inside the model's thinking, so that the answer begins there."""
+    thinking_closed: bool = False
+    """Whether the prompt has ended a thought, so that the answer itself begins behind it."""
     media: PromptMedia | None = None
     """Its pictures, sounds and videos; None: it is text alone. Then all of ``tokens`` belong
     together: none may be left out at the beginning."""

@@ -26,7 +26,7 @@ _PROSE: Final = re.compile(
 """What follows a marker where no call does: a closing backtick, or two words. Names have no spaces
 in them."""
 _LINE_CHARACTERS: Final = 2_000
-"""As much of a thought's last line is looked at for quotes."""
+"""As much of a text's last line is looked at for quotes."""
 _NAME_CHARACTERS: Final = f"{string.ascii_letters}{string.digits}_.-"
 _QUOTES: Final = ("`", '"', "'")
 _APOSTROPHE: Final = re.compile(r"(?<=\w)'(?=\w)")
@@ -37,9 +37,10 @@ class OutputParser:
 
     Reasoning is the text between the model's two markers; without an end marker it extends to the
     end of the text. Once there is content behind a thought, the markers are content too, until a
-    call: an answer may be about them. A marker in quotes does not end a thought. Line breaks right
-    inside the markers, and between the last marker and the content, are dropped: models write them
-    around the markers, not for the reader. An end marker without a start marker is dropped, and so
+    call: an answer may be about them. ``thinking_closed`` means that the prompt has ended a thought
+    already. A marker in quotes is a part of the text around it. Line breaks right inside the
+    markers, and between the last marker and the content, are dropped: models write them around the
+    markers, not for the reader. An end marker without a start marker is dropped, and so
     are the markers around an answer that follows the thinking. If the markers are words, only an
     answer that begins with them begins with reasoning.
 
@@ -74,6 +75,7 @@ class OutputParser:
         either: bool = False,
         marked_calls: bool = False,
         open_calls: bool = True,
+        thinking_closed: bool = False,
     ) -> None:
         self._reasoning = reasoning
         self._parallel = parallel
@@ -100,8 +102,10 @@ class OutputParser:
         self._tail = ""
         self._trim = False
         self._wrote = False
+        # The end of the content's last line.
+        self._line = ""
         # Whether a thought has ended, and whether content has followed it since the last call.
-        self._thought = self._answering = False
+        self._thought, self._answering = thinking_closed, False
         # Whether the answer behind the thinking was opened by a marker.
         self._opened = False
         self._after_call = False
@@ -220,6 +224,8 @@ class OutputParser:
             ):
                 self._feed.unread(len(marker))
                 yield from self._read_headers(self._messages)
+            elif (yield from self._is_quoted(marker)):
+                self._write(marker)
             elif self._reasoning and marker == self._reasoning.start and self._may_think:
                 self._space = ""
                 yield from self._think(self._reasoning)
@@ -296,7 +302,16 @@ class OutputParser:
     def _may_think(self) -> bool:
         """Whether a marker of the thinking is one here, and not a part of the content."""
         assert self._reasoning is not None
-        return not (self._answering or (self._reasoning.only_first and self._wrote))
+        # An answer whose form is enforced can only begin with a thought.
+        only_first = self._reasoning.only_first or self._either
+        return not (self._answering or (only_first and self._wrote))
+
+    def _is_quoted(self, marker: str) -> Steps[bool]:
+        """Return whether the content has this marker of the thinking in quotes."""
+        if self._reasoning is None or marker not in (self._reasoning.start, self._reasoning.end):
+            return False
+        quote = _open_quote(self._line)
+        return bool(quote) and (yield from self._feed.char()) == quote
 
     def _think(self, markers: ReasoningMarkers) -> Steps[bool]:
         """Read from after the start marker until after the end marker. Returns whether there is
@@ -318,7 +333,7 @@ class OutputParser:
             if marker is None:
                 break
             if marker == markers.end:
-                quote = thought.open_quote(trial.text if trial is not None else "")
+                quote = _open_quote(thought.line + (trial.text if trial is not None else ""))
                 # An answer with an enforced form may begin with a quote.
                 if quote and not self._either and (yield from self._feed.char()) == quote:
                     emit(marker)
@@ -402,6 +417,7 @@ class OutputParser:
 
     def _write(self, text: str) -> None:
         """Add content. White space at its end is held back if a call, or a marker, may follow."""
+        self._line = _last_line(self._line + text)
         if self._tail:
             # The answer continues behind what looked like its end, or it has ended.
             if not text.strip():
@@ -428,25 +444,10 @@ class _Thought:
         self._emit = emit
         self._held = ""
         self._blank = True
-        self._line = ""
-
-    def open_quote(self, more: str) -> str:
-        """Return the quote that the thought ends with, if it opens what is quoted; else "".
-
-        Behind a word it is a closing one if the line has another before it. ``more`` follows what
-        was added.
-        """
-        line = (self._line + more).rpartition("\n")[2]
-        quote = line[-1:]
-        if quote not in _QUOTES or line.endswith("```"):
-            return ""
-        before = line.rstrip(quote)[-1:]
-        if not before or before.isspace() or before in "([{":
-            return quote
-        return quote if _APOSTROPHE.sub("", line).count(quote) % 2 else ""
+        self.line = ""
 
     def add(self, text: str) -> None:
-        self._line = (self._line + text).rpartition("\n")[2][-_LINE_CHARACTERS:]
+        self.line = _last_line(self.line + text)
         text = text.lstrip(_BREAKS) if self._blank else self._held + text
         self._blank = self._blank and not text
         body = text.rstrip(_BREAKS)
@@ -485,6 +486,25 @@ class _Trial:
     def _add_parts(self, parts: Sequence[Part]) -> bool:
         self.parts += parts
         return all(part.kind is DeltaKind.TOOL_CALL for part in parts)
+
+
+def _last_line(text: str) -> str:
+    return text.rpartition("\n")[2][-_LINE_CHARACTERS:]
+
+
+def _open_quote(text: str) -> str:
+    """Return the quote that a text ends with, if it opens what is quoted; else "".
+
+    Behind a word it is a closing one if the last line has another before it.
+    """
+    line = text.rpartition("\n")[2]
+    quote = line[-1:]
+    if quote not in _QUOTES or line.endswith("```"):
+        return ""
+    before = line.rstrip(quote)[-1:]
+    if not before or before.isspace() or before in "([{":
+        return quote
+    return quote if _APOSTROPHE.sub("", line).count(quote) % 2 else ""
 
 
 def _is_json(text: str) -> bool:

@@ -495,6 +495,7 @@ def _text_rules(asked: _Asked, facts: ModelFacts) -> TextRules:
                 either=request.structure is not None,
                 marked_calls=asked.constraint.marked_calls,
                 open_calls=facts.calls_in_open_thought,
+                thinking_closed=encoded.thinking_closed,
             )
         )
         if parses

@@ -75,14 +75,17 @@ def test_a_message_that_the_template_hides_can_not_be_continued() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "inside"),
-    [("<think>so", True), ("<think>so</think>Yes", False), ("Yes", False)],
+    ("text", "inside", "behind"),
+    [("<think>so", True, False), ("<think>so</think>Yes", False, True), ("Yes", False, False)],
 )
-def test_a_continued_message_may_end_in_the_thinking(text: str, inside: bool) -> None:
+def test_a_continued_message_may_end_in_the_thinking_or_behind_it(
+    text: str, inside: bool, behind: bool
+) -> None:
     reasoning = ReasoningMarkers("<think>", "</think>")
     messages = [USER, {"role": "assistant", "content": text}]
     source = PromptSource(messages=messages, continue_final_message=True)
-    assert encoder(CHAT_TEMPLATE, reasoning=reasoning).encode(source).thinking_open is inside
+    encoded = encoder(CHAT_TEMPLATE, reasoning=reasoning).encode(source)
+    assert (encoded.thinking_open, encoded.thinking_closed) == (inside, behind)
 
 
 def test_special_tokens_of_the_template_are_single_tokens() -> None:

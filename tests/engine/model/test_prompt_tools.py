@@ -67,6 +67,7 @@ def test_thinking(thinking: Thinking, end: str, is_open: bool) -> None:
     assert shown(template, source, reasoning=MARKERS) == PROMPT + end
     encoded = encoder(template, reasoning=MARKERS).encode(source)
     assert encoded.thinking_open is is_open
+    assert encoded.thinking_closed is (end == NOT_THINKING)
     assert not encoder(template).encode(source).thinking_open
 
 

@@ -110,9 +110,10 @@ class PromptEncoder:
             return EncodedPrompt(tokens, media=media)
         if source.continue_final_message:
             begun = str(messages[-1]["content"])
-            is_open = begun.rfind(reasoning.start) > begun.rfind(reasoning.end)
-            return EncodedPrompt(tokens, is_open, media)
-        return EncodedPrompt(tokens, text.rstrip().endswith(reasoning.start), media)
+            start, end = begun.rfind(reasoning.start), begun.rfind(reasoning.end)
+            return EncodedPrompt(tokens, start > end, end > start, media)
+        is_open, is_closed = map(text.rstrip().endswith, (reasoning.start, reasoning.end))
+        return EncodedPrompt(tokens, is_open, is_closed, media)
 
     def _needed_media(self) -> MediaPrompts:
         if self._media is None:

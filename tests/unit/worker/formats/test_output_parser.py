@@ -432,6 +432,11 @@ def test_where_only_calls_are_wanted_nothing_of_a_call_that_is_cut_off_is_lost(
         ('<think>a "</think>" b</think>c', 'a "</think>" b', "c"),
         ("<think>a `</think>b", "a `", "b"),
         ("</think>Hi", "", "Hi"),
+        ('Use `text.split("</think>")[1]`.', "", 'Use `text.split("</think>")[1]`.'),
+        ('if "<think>" in text:\n    pass', "", 'if "<think>" in text:\n    pass'),
+        ("The `<think>` tag, then `</think>`.", "", "The `<think>` tag, then `</think>`."),
+        ('He said "hm"<think>a</think>', "a", 'He said "hm"'),
+        ('Say "<think>a</think>b', "a", 'Say "b'),
     ],
 )
 def test_marks_of_thinking_in_an_answer_are_text(text: str, reasoning: str, content: str) -> None:
@@ -439,6 +444,33 @@ def test_marks_of_thinking_in_an_answer_are_text(text: str, reasoning: str, cont
         for tools in (TOOLS, ()):
             parsed = parse(text, cuts=cuts, tools=tools)
             assert (parsed.reasoning, parsed.content) == (reasoning, content)
+
+
+def test_marks_of_thinking_behind_a_prompt_that_has_ended_it_are_text() -> None:
+    for text in ("Models use <think> tags.", "It ends with </think> here."):
+        for pieces in ([text], list(text)):
+            one = parser(thinking_closed=True)
+            parsed = join([part for piece in pieces for part in one.add(piece)] + one.finish())
+            assert (parsed.reasoning, parsed.content) == ("", text)
+    one = parser(thinking_closed=True)
+    parsed = join([*one.add("<think>hm</think>Hi"), *one.finish()])
+    assert (parsed.reasoning, parsed.content) == ("hm", "Hi"), "It thinks nevertheless."
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"summary": "Models use <think> tags, then answer.", "ok": true}',
+        '{"summary": "ends with </think> here"}',
+    ],
+)
+@pytest.mark.parametrize("thought", ["", "<think>hm</think>"])
+def test_marks_of_thinking_in_an_enforced_answer_are_text(thought: str, answer: str) -> None:
+    for tools in (TOOLS, ()):
+        one = parser(either=True, tools=tools)
+        parsed = join([part for piece in thought + answer for part in one.add(piece)])
+        parsed = join([*parsed.fragments, *one.finish()])
+        assert (parsed.content, parsed.reasoning) == (answer, "hm" if thought else "")
 
 
 def test_a_thought_may_follow_a_call() -> None:

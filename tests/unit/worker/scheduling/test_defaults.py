@@ -407,3 +407,19 @@ def test_a_conversation_that_is_cut_is_read_without_its_media(
     facts = dataclasses.replace(FACTS, context_tokens=1000)
     whole = prepare(engine, facts, SPEC, request, 1, lambda: 1, 0.0, media)
     assert (whole.sequences[0].media, whole.remarks) == (held, ())
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_an_answer_behind_the_thinking_that_the_prompt_has_ended(
+    monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    engine = ScriptedEngine({})
+    encoded = EncodedPrompt([1], thinking_closed=closed)
+    monkeypatch.setattr(engine, "encode", lambda source: encoded)
+    facts = dataclasses.replace(FACTS, reasoning=ReasoningMarkers("<think>", "</think>"))
+    request = Generate(1, "r", Sampling(), 1, messages=())
+    job = prepare(engine, facts, SPEC, request, 1, lambda: 1, 0.0)
+    assert job.rules.make_parser is not None
+    parser = job.rules.make_parser()
+    parts = [*parser.add("The <think> tag."), *parser.finish()]
+    assert (len(parts) == 1) is closed
