@@ -20,6 +20,7 @@ import orjson
 import structlog
 
 from lmx.protocol.errors import ErrorCode, LmxError
+from lmx.protocol.host.lasting import begin
 from lmx.protocol.messages.control import BatchChanged, LoadPlan, PlanLoad
 from lmx.protocol.messages.keys import LOCAL_OWNER, ApiKey, KeyFamily
 from lmx.protocol.messages.snapshot import ModelView
@@ -59,6 +60,9 @@ _PERSONS_S: Final = 600.0
 """A model that somebody used so recently is not evicted for a batch."""
 
 _PLAN_S: Final = 5.0
+_PLANNED_LATER: Final = (ErrorCode.QUEUE_FULL, ErrorCode.SUPERVISOR_UNAVAILABLE)
+"""Errors of a plan that say nothing of the model."""
+
 _DELAY_S: Final = 5.0
 """The pause after a validation, or the writing of an output, that could not be done."""
 
@@ -145,6 +149,8 @@ class BatchRunner:
         """Whether the records are to be read again at once."""
         self._read_at_s = float("-inf")
         self._may_load: dict[str, tuple[float, bool]] = {}
+        self._plans: dict[str, asyncio.Task[None]] = {}
+        """What finds out whether a model may be loaded."""
         self._impossible: set[str] = set()
         """Models that could not be loaded whatever was evicted."""
         self._full: frozenset[str | None] = frozenset()
@@ -165,7 +171,7 @@ class BatchRunner:
             await self._work()
         finally:
             tasks = [task for batch in self._batches.values() for task in batch.running]
-            tasks += self._housework.values()
+            tasks += [*self._housework.values(), *self._plans.values()]
             for task in tasks:
                 task.cancel()
             if tasks:
@@ -174,6 +180,7 @@ class BatchRunner:
                 os.close(batch.input)
             self._batches.clear()
             self._housework.clear()
+            self._plans.clear()
             self.unfinished = self.lines_left = 0
             os.close(lock)
 
@@ -496,30 +503,47 @@ class BatchRunner:
             return False
         if model.slot not in (SlotState.COLD, SlotState.BACKOFF):
             return False  # It is on its way, for somebody.
-        return await self._may_be_loaded(base_id)
+        return self._may_be_loaded(base_id)
 
-    async def _may_be_loaded(self, model_id: str) -> bool:
+    def _may_be_loaded(self, model_id: str) -> bool:
         """Return whether a model may be loaded for a batch: at once, and without evicting what
-        somebody used a short while ago, or what other lines use."""
-        known = self._may_load.get(model_id)
-        now_s = time.monotonic()
-        if known is not None and now_s - known[0] < _PLAN_S:
-            return known[1]
-        plan = await ask(
-            self._services.supervisor, PlanLoad(model_id), LoadPlan, COMMAND_DEADLINE_S
+        somebody used a short while ago, or what other lines use. It may not until the supervisor
+        has said what a load would need."""
+        (at_s, allowed), now_s = (
+            self._may_load.get(model_id, (float("-inf"), False)),
+            time.monotonic(),
         )
-        in_use = set(self._running())
-        since_s = self._services.live.last_used_s
-        in_use |= {
-            self._base_id(name) for name, at_s in since_s.items() if now_s - at_s < _PERSONS_S
-        }
-        possible = plan.outcome in (LoadOutcome.LOADED, LoadOutcome.STARTS, LoadOutcome.EVICTS)
+        if now_s - at_s < _PLAN_S:
+            return allowed
+        if model_id not in self._plans:
+            self._may_load[model_id] = now_s, False
+            self._plans[model_id] = begin(self._plan(model_id), f"the plan to load {model_id}")
+        return False
+
+    async def _plan(self, model_id: str) -> None:
+        """Find out whether a model may be loaded. One whose load can't even be planned waits, as
+        one that is too large does: its repository can't be reached, for example."""
+        try:
+            plan = await ask(
+                self._services.supervisor, PlanLoad(model_id), LoadPlan, COMMAND_DEADLINE_S
+            )
+        except LmxError as error:
+            possible, allowed, reason = error.code in _PLANNED_LATER, False, error.message
+        else:
+            now_s, since_s = time.monotonic(), self._services.live.last_used_s
+            in_use = set(self._running())
+            in_use |= {
+                self._base_id(name) for name, at_s in since_s.items() if now_s - at_s < _PERSONS_S
+            }
+            possible = plan.outcome in (LoadOutcome.LOADED, LoadOutcome.STARTS, LoadOutcome.EVICTS)
+            allowed, reason = possible and in_use.isdisjoint(plan.evicts), plan.detail
+        finally:
+            del self._plans[model_id]
+            self._files.changed.set()
         (self._impossible.discard if possible else self._impossible.add)(model_id)
-        allowed = possible and in_use.isdisjoint(plan.evicts)
         if not allowed:
-            _log.info("batches.model_waits", model=model_id, reason=plan.detail)
-        self._may_load[model_id] = (now_s, allowed)
-        return allowed
+            _log.info("batches.model_waits", model=model_id, reason=reason)
+        self._may_load[model_id] = (time.monotonic(), allowed)
 
     def _running(self) -> Counter[str]:
         """Return how many lines are being answered by each model with a worker of its own."""

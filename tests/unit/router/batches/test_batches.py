@@ -17,7 +17,7 @@ from openai.types import Batch
 from openai.types.chat import ChatCompletion
 
 from lmx.protocol.errors import ErrorCode, LmxError
-from lmx.protocol.messages.control import Acquire, LoadPlan, PlanLoad
+from lmx.protocol.messages.control import Acquire, Denied, LoadPlan, PlanLoad
 from lmx.protocol.messages.data import BACKGROUND_PRIORITY
 from lmx.protocol.messages.keys import ApiKey, Keyring
 from lmx.protocol.messages.specs import FilesSpec
@@ -686,7 +686,7 @@ async def test_a_model_that_somebody_uses_is_not_evicted_for_a_batch(
     used: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = LoadPlan("cold", (), 10, LoadOutcome.EVICTS, "it would be", 20, 0, evicts=(MODEL,))
-    monkeypatch.setattr(runner, "_PLAN_S", 0.1)
+    monkeypatch.setattr(runner, "_PLAN_S", 0.5)
     async with router_rig() as rig, sdk(rig) as client:
         rig.supervisor.replies[PlanLoad] = plan
         adapter = ready("adapter", INSTANCE, base=MODEL)
@@ -702,6 +702,28 @@ async def test_a_model_that_somebody_uses_is_not_evicted_for_a_batch(
         await until(lambda: bool(rig.asked(Acquire)))
         await client.batches.cancel(batch.id)
         assert (await ended(client, batch)).status == "cancelled"
+
+
+@pytest.mark.parametrize("code", [ErrorCode.MODEL_SOURCE_INVALID, None])
+async def test_a_model_whose_load_cannot_be_planned_delays_no_other_batch(
+    code: ErrorCode | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "COMMAND_DEADLINE_S", 3600.0)
+    async with router_rig(api_keys=KEYS) as rig, sdk(rig) as client, sdk(rig, OTHER) as other:
+        if code is not None:  # else the supervisor does not answer
+            rig.supervisor.replies[PlanLoad] = Denied(code, "its repository is not there")
+        await rig.publish(ready(MODEL, INSTANCE, created_s=1), cold("cold"), default=MODEL)
+        wanted = line("a")
+        wanted["body"]["model"] = "cold"
+        stuck = await begun(client, jsonl(wanted))
+        await until(lambda: bool(rig.asked(PlanLoad)))
+        # Of the same key only where the model itself is the reason.
+        later = await begun(other if code is None else client, jsonl(line("b")))
+        done = await ended(other if code is None else client, later)
+        assert done.status == "completed"
+        assert not rig.asked(Acquire)
+        await client.batches.cancel(stuck.id)
+        assert (await ended(client, stuck)).status == "cancelled"
 
 
 @pytest.mark.parametrize("number", [0, 1])
