@@ -203,16 +203,17 @@ class _Socket:
         except LmxError as error:
             await self._send_error(error)
             return
-        held_bytes = len(payload)
+        own = _items(body)
+        held_bytes = _size_bytes(own, len(payload))
         readable = isinstance(body.get("input"), str | list | None)
         if readable and last is not None and body.get("previous_response_id") == last.response_id:
-            body["input"] = [*last.items, *_items(body)]
+            body["input"] = own = [*last.items, *own]
             del body["previous_response_id"]
             held_bytes += last.size_bytes
             inner[IS_LARGE] = True
         made = None
         if body.get("store") is False and not any(body.get(name) for name in _KEPT_ELSEWHERE):
-            made = _Unstored("", _items(body), held_bytes)
+            made = _Unstored("", [item for item in own if not _is_trigger(item)], held_bytes)
         transport = connect(inner)
         serving = asyncio.create_task(self._request.app[SERVE](inner), name="a response")
         serving.add_done_callback(lambda _: transport.close())
@@ -237,14 +238,13 @@ class _Socket:
             if name == b"error":
                 await self._send(_stream_error(orjson.loads(data)))
                 continue
-            if (
-                name in _CONTINUED
-                and made is not None
-                and made.size_bytes + len(data) <= _MOST_BYTES
-            ):
+            if name in _CONTINUED and made is not None:
                 response = orjson.loads(data)["response"]
-                items = [*made.items, *response["output"]]
-                self._unstored = _Unstored(response["id"], items, made.size_bytes + len(data))
+                output = response["output"]
+                held_bytes = made.size_bytes + _size_bytes(output, len(data))
+                if held_bytes <= _MOST_BYTES:
+                    items = [*made.items, *output]
+                    self._unstored = _Unstored(response["id"], items, held_bytes)
             await self._send(data)
         if name not in _ENDS:
             raise ConnectionError("the answer has broken off")
@@ -270,7 +270,8 @@ class _Unstored:
 
     response_id: str
     items: list[Any]
-    """Its input and its output, and those of all that it continues."""
+    """Its input and its output, and those of all that it continues; without the items that ask for
+    a summary, which only the request itself may end with."""
     size_bytes: int
     """About how much the items have as JSON."""
 
@@ -305,6 +306,19 @@ def _items(body: dict[str, Any]) -> list[Any]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     return given if isinstance(given, list) else []
+
+
+def _is_trigger(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == "compaction_trigger"
+
+
+def _size_bytes(items: list[Any], most_bytes: int) -> int:
+    """Return how much items have as JSON; ``most_bytes`` if they have what can't be written, like
+    half of a character."""
+    try:
+        return len(orjson.dumps(items))
+    except TypeError:
+        return most_bytes
 
 
 async def _events(transport: MemoryTransport, begun: bytes) -> AsyncIterator[tuple[bytes, bytes]]:

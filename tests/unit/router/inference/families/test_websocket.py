@@ -35,6 +35,8 @@ KEY = "sk-lmx-of-this-test"
 WHOLE = "".join(TEXTS)
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponsesServerEvent)
 TEXT_AS_JSON = {"format": {"type": "json_object"}}
+TRIGGER = {"type": "compaction_trigger"}
+TOOLS = [{"type": "function", "name": "read", "description": "x" * 2000}]
 OURS = {"store", "frequency_penalty", "presence_penalty", "timings"}
 
 
@@ -132,6 +134,45 @@ async def test_what_is_not_stored_is_continued_on_its_connection_alone(rig: Rig)
         assert (await events(socket))[-1]["type"] == "response.completed"
 
 
+async def test_a_summary_that_is_not_stored_is_continued(rig: Rig) -> None:
+    async with connected(rig) as socket:
+        await say(socket, [{"role": "user", "content": "one"}, TRIGGER], store=False)
+        previous = (await events(socket))[-1]["response"]["id"]
+        await say(socket, "two", store=False, previous_response_id=previous)
+        last = (await events(socket))[-1]
+        assert last["type"] == "response.completed", last
+        ((role, content),) = read(rig)
+        assert role == "user" and content.startswith("one\n") and content.endswith("\ntwo")
+        assert WHOLE in content
+        # The whole conversation can be summed up again.
+        previous = last["response"]["id"]
+        await say(socket, [TRIGGER], store=False, previous_response_id=previous)
+        assert (await events(socket))[-1]["type"] == "response.completed"
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"instructions": "x" * 3000, "tools": TOOLS}, "response.completed"),
+        ({"input": "x" * 8000}, "error"),
+    ],
+)
+async def test_of_a_conversation_that_is_not_stored_only_the_items_count(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], found: str
+) -> None:
+    async with connected(rig) as socket:
+        monkeypatch.setattr(websocket, "_MOST_BYTES", 8000)
+        previous = None
+        for turn in ("one", "two", "three"):
+            asked = {"input": turn, **fields, "store": False, "previous_response_id": previous}
+            await say(socket, **asked)
+            last = (await events(socket))[-1]
+            if last["type"] == "error":
+                break
+            previous = last["response"]["id"]
+        assert last["type"] == found, last
+
+
 @pytest.mark.parametrize("store", [True, False])
 async def test_a_prompt_that_is_read_ahead_has_no_output_and_is_continued(
     rig: Rig, store: bool
@@ -156,7 +197,7 @@ async def test_a_prompt_that_is_read_ahead_has_no_output_and_is_continued(
         await say(socket, "two", store=store, previous_response_id=response["id"])
         assert (await events(socket))[-1]["response"]["status"] == "completed"
         assert "".join(text for _, text in read(rig)).split() == ["one", "two"]
-        await say(socket, [{"type": "compaction_trigger"}], generate=False)
+        await say(socket, [TRIGGER], generate=False)
         assert (await events(socket))[-1]["error"]["param"] == "generate"
 
 
