@@ -63,7 +63,7 @@ async def written_vectors(computed: Computed, write: Callable[[int, bytes], byte
     texts: dict[int, bytes] = {}
     for part in computed.parts:
         assert isinstance(part, Vectors)
-        for index, vector in _split(part):
+        for index, vector in vectors_of(part):
             texts[index] = (b"," if index else b"") + write(index, vector)
             if len(texts) % _AT_ONCE == 0:
                 await yield_to_loop()
@@ -71,7 +71,7 @@ async def written_vectors(computed: Computed, write: Callable[[int, bytes], byte
 
 
 def _as_object(index: int, vector: bytes) -> bytes:
-    return orjson.dumps({"object": "embedding", "index": index, "embedding": _floats(vector)})
+    return orjson.dumps({"object": "embedding", "index": index, "embedding": floats_of(vector)})
 
 
 def _in_base64(index: int, vector: bytes) -> bytes:
@@ -81,14 +81,16 @@ def _in_base64(index: int, vector: bytes) -> bytes:
 
 def as_array(_index: int, vector: bytes) -> bytes:
     """Write a vector out as an array of numbers."""
-    return orjson.dumps(_floats(vector))
+    return orjson.dumps(floats_of(vector))
 
 
-def _split(part: Vectors) -> Iterator[tuple[int, bytes]]:
+def vectors_of(part: Vectors) -> Iterator[tuple[int, bytes]]:
+    """Yield the vectors of some texts, as 32-bit floats, each with its text's index."""
     size_bytes = 4 * part.dimensions
     for place, index in enumerate(part.indexes):
         yield index, part.data[place * size_bytes : (place + 1) * size_bytes]
 
 
-def _floats(vector: bytes) -> tuple[Any, ...]:
+def floats_of(vector: bytes) -> tuple[Any, ...]:
+    """Return the numbers of a vector of 32-bit floats."""
     return struct.unpack(f"<{len(vector) // 4}f", vector)

@@ -3,20 +3,20 @@ of vLLM, Jina and Cohere."""
 
 import math
 import secrets
-import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import mul
 from typing import Final, Literal, NotRequired
 
 from aiohttp import web
 
-from lmx.protocol.errors import ErrorCode, RequestError
+from lmx.protocol.errors import RequestError
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.states import ModelKind
 from lmx.router.event_loop import yield_to_loop
 from lmx.router.http.responses import Answer, json_value
+from lmx.router.inference.embeddings import floats_of, vectors_of
 from lmx.router.inference.model_choice import models_for, models_of_kind
 from lmx.router.inference.tasks import Computed, compute, read_task, scores_of
 from lmx.router.jobs.live import RequestKind
@@ -31,6 +31,7 @@ from lmx.router.schema.requests.tasks import (
     parse_score,
     reranking_of,
 )
+from lmx.router.supervisor.directory import require_kind
 
 _AT_ONCE: Final = 64
 """How many pairs of vectors are compared before other requests get their turn on the loop:
@@ -75,7 +76,10 @@ async def score(request: web.Request) -> web.Response:
     try:
         computed = await compute(request, models, task, kind, score_id)
     except RequestError as error:
-        error.param = _own_name(error.param, len(wanted.first))
+        if error.param is not None:
+            own = _own_name(error.param, len(wanted.first))
+            error.message = error.message.replace(f"`{error.param}`", f"`{own}`")
+            error.param = own
         raise
     scores = await _cosines(computed, wanted) if embeds else [*scores_of(computed).values()]
     answer: ScoreList = {
@@ -93,19 +97,17 @@ async def score(request: web.Request) -> web.Response:
 
 
 def _embeds(model: ModelView) -> bool:
-    if model.kind is ModelKind.CHAT:
-        raise RequestError(
-            ErrorCode.UNSUPPORTED_VALUE,
-            f"The model {model.model_id!r} is a language model, which scores no texts: name a "
-            "reranking model or an embedding model.",
-            param="model",
-        )
-    return model.kind is ModelKind.EMBEDDING
+    if model.kind is ModelKind.EMBEDDING:
+        return True
+    require_kind(model, ModelKind.RERANK)
+    return False
 
 
-def _own_name(param: str | None, firsts: int) -> str | None:
+def _own_name(param: str, firsts: int) -> str:
     """Return this route's name for the field in which a worker found a fault."""
-    name, _, rest = (param or "").partition("[")
+    if param == "query":
+        return "text_1"
+    name, _, rest = param.partition("[")
     index = rest.removesuffix("]")
     if name == "documents" and index.isdecimal():
         return f"text_2[{index}]"
@@ -119,7 +121,7 @@ async def _cosines(computed: Computed, wanted: ScoreRequest) -> list[float]:
     vectors: dict[int, Sequence[float]] = {}
     for part in computed.parts:
         assert isinstance(part, Vectors)
-        vectors.update(_split(part))
+        vectors.update((index, floats_of(vector)) for index, vector in vectors_of(part))
     firsts = len(wanted.first)
     cosines: list[float] = []
     for place in range(len(wanted.second)):
@@ -129,12 +131,6 @@ async def _cosines(computed: Computed, wanted: ScoreRequest) -> list[float]:
         if len(cosines) % _AT_ONCE == 0:
             await yield_to_loop()
     return cosines
-
-
-def _split(part: Vectors) -> Iterator[tuple[int, Sequence[float]]]:
-    width = part.dimensions
-    for place, index in enumerate(part.indexes):
-        yield index, struct.unpack_from(f"<{width}f", part.data, 4 * width * place)
 
 
 class RankedText(Answer):

@@ -309,6 +309,7 @@ async def test_a_bad_score_request_names_the_field(rig: Rig, body: Any, param: s
     ("kind", "said", "param"),
     [
         (ModelKind.RERANK, "documents[1]", "text_2[1]"),
+        (ModelKind.RERANK, "query", "text_1"),
         (ModelKind.EMBEDDING, "input[0]", "text_1[0]"),
         (ModelKind.EMBEDDING, "input[2]", "text_2[1]"),
     ],
@@ -317,16 +318,21 @@ async def test_a_worker_s_refusal_of_a_pair_is_reported_by_its_name(
     kind: ModelKind, said: str, param: str
 ) -> None:
     def refuses(task: Any) -> Iterable[Any]:
-        yield Refused(task.stream_id, ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long", said)
+        words = f"`{said}` has 9 tokens."
+        yield Refused(task.stream_id, ErrorCode.CONTEXT_LENGTH_EXCEEDED, words, said)
 
     async with router_rig() as rig:
         await serve(rig, kind, refuses)
-        assert (await refused(rig, "/score", text_1="q", text_2=["a", "b"]))["param"] == param
+        error = await refused(rig, "/score", text_1="q", text_2=["a", "b"])
+        assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+        assert error["message"] == f"`{param}` has 9 tokens."
 
 
-async def test_a_language_model_scores_nothing(rig: Rig) -> None:
-    await serve(rig, ModelKind.CHAT, reranks)
+@pytest.mark.parametrize("kind", [ModelKind.CHAT, ModelKind.SPEECH, ModelKind.TRANSCRIPTION])
+async def test_a_model_of_another_kind_scores_nothing(rig: Rig, kind: ModelKind) -> None:
+    await serve(rig, kind, reranks)
     assert (await refused(rig, "/score", text_1="q", text_2="a"))["param"] == "model"
+    assert not rig.worker.tasks
 
 
 async def test_a_tokenizer_is_described() -> None:
