@@ -11,6 +11,8 @@ The rules, in the order in which they count:
   model in the queue. A later model starts only into memory that the first will not need, or while
   nothing can be freed for the first. No model takes what one that has waited ``fair_wait_s`` may
   need. Bytes that are about to come back are counted before any other model is evicted for them.
+- Nothing is kept for a model that could not start even if every worker that can be evicted were
+  gone, because a stuck worker or a rank of another machine has what it needs.
 - Victims are the least recently used models that free enough. Those that turn out not to be needed
   are spared, the largest first, so that the fewest bytes are thrown away.
 - A model that nobody waits for (a preload, a restart) evicts no other model.
@@ -203,6 +205,11 @@ class _Queue:
         self._left_bytes = self._free_bytes + self._coming_bytes
         self._staying = [one for one in scene.residents if one.model_id not in leaving]
         self._present = [one.model_id for one in scene.residents]
+        self._attainable_bytes = self._left_bytes + sum(
+            one.held_bytes
+            for one in self._staying
+            if not one.pinned and one.stage is not Stage.STUCK
+        )
 
     def serve(self, waiting: Sequence[Waiting]) -> list[Decision]:
         decisions: list[Decision] = []
@@ -217,6 +224,8 @@ class _Queue:
             if one.requested_at_s is None:
                 if self._lack_bytes(one) > 0 or self._conflicts(one):
                     decisions.append(Drop(one.model_id))
+                continue
+            if not self._attainable(one):
                 continue
             if passing:
                 if self._waited_long(one):
@@ -245,6 +254,11 @@ class _Queue:
         return one.need_bytes <= self._free_bytes and not any(
             groups.conflict(one.model_id, name) for name in self._present
         )
+
+    def _attainable(self, one: Waiting) -> bool:
+        """Return whether this model could start if every worker that can be evicted were gone."""
+        stuck = any(other.stage is Stage.STUCK for other in self._conflicts(one))
+        return one.need_bytes <= self._attainable_bytes and not stuck
 
     def _waited_long(self, one: Waiting) -> bool:
         if one.requested_at_s is None:

@@ -185,6 +185,27 @@ def test_one_that_can_never_fit_is_in_nobodys_way() -> None:
     assert [type(one) for one in decisions] == [Deny, Start]
 
 
+@pytest.mark.parametrize("holder", ["stuck worker", "stuck worker of its group", "lent rank"])
+def test_a_model_that_nothing_can_make_room_for_keeps_no_other_waiting(holder: str) -> None:
+    in_group = holder == "stuck worker of its group"
+    big = waiting("b", 10 if in_group else 70, 2 * FAIR_S)
+    small, old = waiting("s", 5), resident("old", 10)
+    stuck = () if holder == "lent rank" else (Resident("x", 60, Stage.STUCK),)
+    picture = scene([big, small], [*stuck], groups=groups(**({"swap": "bx"} if in_group else {})))
+    picture = replace(picture, free_bytes=40)
+    assert decide(picture, NOW_S) == (Start("s"),)
+    # Models are evicted for one behind it.
+    full = replace(picture, residents=(*stuck, replace(old, held_bytes=40)), free_bytes=0)
+    assert decide(full, NOW_S) == (Evict("old", "s", True),)
+    # Behind another model that waits, nothing is kept for it either.
+    first = waiting("first", 35, 3 * FAIR_S)
+    behind = replace(picture, waiting=(first, big, small), residents=(*stuck, old), free_bytes=30)
+    assert decide(behind, NOW_S) == (Evict("old", "first", True), Start("s"))
+    # Once it can have what it needs, it is the first again.
+    ended = replace(full, residents=full.residents[-1:], free_bytes=0, returning_bytes=60)
+    assert decide(ended, NOW_S)[:1] == (() if in_group else (Evict("old", "b", True),))
+
+
 def test_idle_models_expire_but_pinned_and_busy_ones_stay() -> None:
     due = {"expires_at_s": NOW_S}
     residents = [
