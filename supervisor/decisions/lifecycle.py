@@ -310,10 +310,15 @@ def _kill(worker: Worker, event: KillRequested, now_s: float) -> _Result:
 
 
 def _kill_stopping(worker: Worker, event: KillRequested | Tick, now_s: float) -> _Result:
-    if isinstance(event, KillRequested) and event.may_end:
-        return worker, ()
-    after = _with(worker, deadline_s=now_s + _KILL_AGAIN_S, kills=worker.kills + 1, kill_at_s=None)
     effects: tuple[Effect, ...] = (SendSignal(signal.SIGKILL),)
+    again_at_s = now_s + _KILL_AGAIN_S
+    if isinstance(event, KillRequested):
+        if event.may_end:
+            return worker, ()
+        # This may come many times in a second, and says nothing about whether the worker is stuck.
+        deadline_s = min(worker.deadline_s or again_at_s, again_at_s)
+        return _with(worker, deadline_s=deadline_s, kill_at_s=None), effects
+    after = _with(worker, deadline_s=again_at_s, kills=worker.kills + 1, kill_at_s=None)
     return after, (*effects, Stuck()) if after.kills == STUCK_KILLS else effects
 
 
@@ -450,6 +455,8 @@ _TABLE: Final[dict[tuple[WorkerState, type], _Handler]] = {
     (_S.LOADING, control.Loaded): _loaded,
     (_S.LOADING, control.LoadFailed): _load_failed,
     (_S.LOADING, control.WorkerBeat): _beat,
+    # Its Loaded was lost, and then no supervisor answered it for too long.
+    (_S.LOADING, control.Drained): _drained,
     (_S.LOADING, DrainRequested): _drain_unloaded,
     (_S.LOADING, Tick): _tick_loading,
     (_S.READY, control.WorkerHello): _hello_again,

@@ -84,7 +84,7 @@ class Worker:
     """When it is killed if it does not end by itself: of a hung one that was signalled to write its
     stacks, and not yet to end. None for all others."""
     kills: int = 0
-    """How often SIGKILL was sent to it without ending it."""
+    """How often the second after a SIGKILL, or its time to end, was over without its end."""
     permanent: bool = False
     """Whether its load failed in such a way that another try would fail too."""
     cause: ExitCause | None = None

@@ -1,10 +1,12 @@
 """How a supervisor shuts down: first the router, so that streams can finish, and then the workers,
-until no process is left. :mod:`lmx.supervisor.config.shutdown_timeout` says how long that takes."""
+until no process is left that can be ended.
+:mod:`lmx.supervisor.config.shutdown_timeout` says how long that takes."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -13,6 +15,9 @@ from lmx.supervisor.core.core import Core
 from lmx.supervisor.router.guard import RouterGuard
 
 log = structlog.get_logger()
+
+_LOOK_S: Final = 1.0
+"""How often to look whether a worker is stuck by now, of which nothing is notified."""
 
 
 class Shutdown:
@@ -42,7 +47,8 @@ class Shutdown:
         self._wake.set()
 
     async def run(self, grace_s: float) -> None:
-        """Shut down, and return when no process is left. Requests have ``grace_s`` to finish."""
+        """Shut down, and return when no process is left but those that not even SIGKILL ends.
+        Requests have ``grace_s`` to finish."""
         self._core.begin_stopping()
         _try(lambda: self._core.flush(time.monotonic()))
         # The router ends its streams itself within its grace. The time beyond that is for its exit.
@@ -65,16 +71,20 @@ class Shutdown:
                 await each
             except Exception:
                 log.exception("shutdown.close_failed")
+        for worker in self._core.workers:
+            log.error("supervisor.leaves_worker", model=worker.model_id, worker_pid=worker.pid)
         log.info("supervisor.stopped")
 
     def _processes_left(self) -> bool:
-        return bool(self._core.workers) or self._guard.running
+        return self._guard.running or any(not worker.stuck for worker in self._core.workers)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait until the condition holds. It is checked after each exit and each call to hurry."""
+        """Wait until the condition holds. It is checked after each exit and each call to hurry, and
+        once a second."""
         while not condition():
             self._wake.clear()
-            await self._wake.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), _LOOK_S)
 
 
 def _try(step: Callable[[], None]) -> None:

@@ -103,9 +103,9 @@ def step_worker(life: SlotLife, event: Any, now_s: float) -> Result:
                 life, more = _became_ready(life, worker, memory_bytes, now_s)
                 out = (*out, *more)
             case Stuck():
-                detail = "not even SIGKILL ends it: its memory stays taken until it does"
-                life = to.changed(life, problem=to.failed_error(detail))
-                out = (*out, WorkerStuck(worker, detail))
+                life, denied = to.deny_waiters(life, to.stuck_error(life.model_id))
+                life = to.changed(life, problem=to.failed_error(to.STUCK))
+                out = (*out, WorkerStuck(worker, to.STUCK), *denied)
             case Ended():
                 raise LifecycleError(f"the worker of {life.model_id} ended without its exit")
             case _:

@@ -47,6 +47,8 @@ def ask_occupied(life: SlotLife, event: events.Requested, rules: Rules, now_s: f
     if life.removed:
         error = to.unloaded_error(f"{life.model_id} is no longer configured")
         return life, (Deny((event.waiter,), error),)
+    if life.worker is not None and life.worker.stuck:
+        return life, (Deny((event.waiter,), to.stuck_error(life.model_id)),)
     return ask(life, event, rules, now_s)
 
 

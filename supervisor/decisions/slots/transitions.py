@@ -76,11 +76,17 @@ def late(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
     return life, ()
 
 
-def deny_all(life: SlotLife, error: LmxError) -> Result:
+def deny_waiters(life: SlotLife, error: LmxError) -> Result:
     """Deny all requests that wait."""
     waiters = life.demand.waiters
     effects: Effects = (Deny(waiters, error),) if waiters else ()
-    return changed(life, demand=Demand()), effects
+    return changed(life, demand=dataclasses.replace(life.demand, waiters=())), effects
+
+
+def deny_all(life: SlotLife, error: LmxError) -> Result:
+    """Deny all requests that wait, and forget that operators do."""
+    after, effects = deny_waiters(life, error)
+    return changed(after, demand=Demand()), effects
 
 
 def answer_all(life: SlotLife, worker: Worker) -> Result:
@@ -118,6 +124,16 @@ def quarantined_error(model_id: str, problem: str) -> UnavailableError:
 def unloaded_error(detail: str) -> UnavailableError:
     """Return the error for a request whose model will not be loaded for it."""
     return UnavailableError(ErrorCode.MODEL_UNLOADED, detail)
+
+
+STUCK: Final = "not even SIGKILL ends it: its memory stays taken until it does"
+"""Why nobody waits for a worker, for people."""
+
+
+def stuck_error(model_id: str) -> UnavailableError:
+    """Return the error for a request to a model whose worker is stuck, so that no other one can be
+    started."""
+    return failed_error(f"the worker of {model_id} is stuck: {STUCK}")
 
 
 def files_leaving_error(model_id: str) -> UnavailableError:

@@ -607,6 +607,7 @@ def test_a_worker_that_outlives_sigkill_keeps_nobody_waiting_for_its_memory() ->
     requester = rig.ask("c")
     assert rig.state("c") == "queued"
     assert rig.state("b") == "ready", "a's bytes are on their way, as far as anybody knows"
+    waits = rig.ask("a")
     for second in range(41, 60):
         rig.at(float(second))
     (noted,) = rig.noted("worker.stuck")
@@ -617,6 +618,10 @@ def test_a_worker_that_outlives_sigkill_keeps_nobody_waiting_for_its_memory() ->
     assert (rig.state("b"), rig.answer(requester)) == ("ready", None)
     small = rig.ask("b")
     assert isinstance(rig.answer(small), control.Acquired)
+    # Whoever waited for the model itself is answered with the reason, as is whoever asks now.
+    for refused in (rig.answer(waits), rig.answer(rig.ask("a"))):
+        assert isinstance(refused, control.Denied)
+        assert refused.message.startswith("the worker of a is stuck: not even SIGKILL ends it")
     rig.exits("a", -9)
     assert rig.state("c") == "starting"
 

@@ -33,6 +33,7 @@ from lmx.supervisor.decisions.worker import (
     SendSignal,
     SendWelcome,
     StopRequested,
+    Stuck,
     Tick,
     Worker,
 )
@@ -158,6 +159,21 @@ def test_one_that_may_end_before_it_is_killed_has_its_grace() -> None:
     assert (again.deadline_s, effects) == (13.0, ())
     _, effects = step(again, Tick(), 13.0)
     assert effects == (SendSignal(signal.SIGKILL),)
+
+
+def test_a_worker_is_stuck_after_seconds_however_often_its_kill_is_asked_for() -> None:
+    worker, _ = step(new(), STOP, 0.0)
+    for count in range(11):
+        worker, effects = step(worker, KILL, 1.0 + count / 1000)
+        assert effects == (SendSignal(signal.SIGKILL),)
+    assert not worker.stuck
+    stuck_at_s = []
+    for tenth in range(10, 200):
+        worker, effects = step(worker, Tick(), tenth / 10)
+        if Stuck() in effects:
+            stuck_at_s.append(tenth / 10)
+    assert stuck_at_s == [pytest.approx(11.0, abs=1.0)]
+    assert worker.stuck
 
 
 def test_long_work_with_progress_is_left_alone() -> None:
@@ -289,7 +305,7 @@ LATE = {
 }
 NEVER = {
     WorkerState.STARTING: set(),
-    WorkerState.LOADING: {control.DrainRefused, control.Drained},
+    WorkerState.LOADING: {control.DrainRefused},
     WorkerState.READY: {control.LoadAdvanced, control.Loaded, control.LoadFailed},
     WorkerState.DRAINING: set(),
     WorkerState.STOPPING: set(),

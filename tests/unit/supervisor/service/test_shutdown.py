@@ -1,11 +1,13 @@
 """Going down ends every process, whatever trips over a bug on the way."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
+import structlog
 
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.shutdown_timeout import ROUTER_EXIT_S
@@ -85,6 +87,28 @@ async def test_workers_end_after_the_router_which_has_the_grace_for_its_streams(
     rig.exits("a")
     shutdown.exited()
     await asyncio.wait_for(ending, 90)
+
+
+async def test_a_worker_that_not_even_sigkill_ends_is_left() -> None:
+    rig = CoreRig({"a": 100, "b": 100}, up="ab")
+    guard: Any = MagicMock(running=False)
+    shutdown = Shutdown(rig.core, guard, ())
+    ending = asyncio.create_task(shutdown.run(1.0))
+    async with asyncio.timeout(90):
+        while len(rig.actions.signals) < 2:
+            await asyncio.sleep(0.01)
+        rig.exits("b")
+        shutdown.exited()
+        now_s = time.monotonic()
+        for second in range(100):  # nothing is notified of a worker that is stuck by now
+            rig.core.tick(now_s + second, 0.0)
+            if second == 10:
+                await asyncio.sleep(0)
+                assert not ending.done(), "it may end yet"
+        with structlog.testing.capture_logs() as logs:
+            await ending
+    left = [one["worker_pid"] for one in logs if one["event"] == "supervisor.leaves_worker"]
+    assert left == [rig.worker("a").pid]
 
 
 async def test_to_be_hurried_counts_while_fetches_are_closed() -> None:
