@@ -18,7 +18,7 @@ from lmx.router.schema.requests.generation import (
 )
 from lmx.router.schema.requests.sampling import MAX_ANSWERS
 from lmx.router.schema.requests.unsupported import COMPLETION, refuse_unsupported
-from lmx.router.schema.validation import TEXT, Count, invalid, unsupported, validated
+from lmx.router.schema.validation import MAX_COUNT, TEXT, Count, invalid, unsupported, validated
 
 MAX_PROMPTS: Final = 128
 MAX_PROMPT_TOKENS: Final = MAX_NUMBERS
@@ -114,6 +114,12 @@ class CompletionRequest(GenerationFields):
     itself puts before a text is left out. With `logprobs` the answer's last token is in the lists
     also where it is an end token, with an empty text, and more than 262,144 logprobs of the prompt
     are a 400. Default: false."""
+
+    @property
+    def token_limit(self) -> int:
+        # Whoever asked for none has a default by now, so that none is as many as fit.
+        limit = super().token_limit
+        return MAX_COUNT if limit is None else limit
 
     @property
     def prompts(self) -> list[str | list[int]]:

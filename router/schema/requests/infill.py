@@ -65,7 +65,8 @@ class InfillRequest(ParameterFields, AnswerFields, SharingFields):
 
     @property
     def token_limit(self) -> int | None:
-        return None if self.n_predict is None or self.n_predict < 0 else self.n_predict
+        limit = self.n_predict
+        return limit if limit is None or limit >= 0 else MAX_COUNT
 
     @property
     def stop_texts(self) -> tuple[str, ...]:

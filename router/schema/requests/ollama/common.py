@@ -87,7 +87,7 @@ class OllamaFields(AnswerFields):
     @property
     def token_limit(self) -> int | None:
         limit = self.options.num_predict if self.options else None
-        return limit if limit is not None and limit > 0 else None
+        return limit if limit is None or limit > 0 else MAX_COUNT
 
     @property
     def stop_texts(self) -> tuple[str, ...]:

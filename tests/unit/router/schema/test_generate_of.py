@@ -9,9 +9,11 @@ from lmx.protocol.models.sampling import PARAMETERS
 from lmx.router.schema.requests.anthropic.messages import parse_messages
 from lmx.router.schema.requests.chat import parse_chat
 from lmx.router.schema.requests.completions import parse_completion
+from lmx.router.schema.requests.infill import parse_infill
 from lmx.router.schema.requests.ollama.chat import parse_ollama_chat
 from lmx.router.schema.requests.ollama.generate import parse_ollama_generate
 from lmx.router.schema.requests.responses.responses import asked_of, generation_of, parse_responses
+from lmx.router.schema.validation import MAX_COUNT
 
 TURN = {"messages": [{"role": "user", "content": "a"}]}
 VALUES = {name: 1 if name == "top_k" else 0.5 for name in PARAMETERS}
@@ -54,3 +56,13 @@ def test_every_parameter_reaches_the_worker(generate: Generate, parameters: set[
     sampling = {name: getattr(generate.sampling, name) for name in PARAMETERS}
     assert sampling == {name: VALUES[name] if name in parameters else None for name in PARAMETERS}
     assert (generate.max_tokens, generate.keep_alive_s, generate.whole) == (7, 60.0, False)
+
+
+@pytest.mark.parametrize("asked", [-1, -2, None])
+def test_as_many_tokens_as_fit_are_more_than_a_models_default(asked: int | None) -> None:
+    gap = {"input_prefix": "a", "input_suffix": "b", "n_predict": asked}
+    assert parse_infill(gap)[1].max_tokens == (None if asked is None else MAX_COUNT)
+    if asked != -2:
+        completion = parse_completion({"prompt": "a", "max_tokens": asked})[1][0]
+        assert completion.max_tokens == (16 if asked is None else MAX_COUNT)
+        assert parse_chat({**TURN, "max_tokens": asked})[1].max_tokens is None

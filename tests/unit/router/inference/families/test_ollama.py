@@ -22,6 +22,7 @@ from lmx.router.rendering.ollama import OllamaChatAnswer, OllamaGenerateAnswer
 from lmx.router.rendering.ollama_context import context_of, turns_of
 from lmx.router.schema.requests.ollama.chat import parse_ollama_chat
 from lmx.router.schema.requests.ollama.embed import parse_ollama_embed, parse_ollama_embeddings
+from lmx.router.schema.validation import MAX_COUNT
 from tests.support.clients.answer_check import check_shape
 from tests.support.clients.sdk_types import left_out
 from tests.support.fakes.admin_lines import reported_status, status_line
@@ -318,8 +319,9 @@ async def test_the_lists(rig: Rig) -> None:
     ("fields", "limit", "seed", "effort"),
     [
         ({"options": {"num_predict": 128.0, "seed": 7.0, "top_k": 5.0}}, 128, 7, None),
-        ({"options": {"num_predict": 0, "seed": -1}}, None, None, None),
-        ({"options": {"num_predict": -2.0}, "think": "max"}, None, None, "max"),
+        ({"options": {"num_predict": 0, "seed": -1}}, MAX_COUNT, None, None),
+        ({"options": {"num_predict": -2.0}, "think": "max"}, MAX_COUNT, None, "max"),
+        ({"options": {"num_predict": None}}, None, None, None),
     ],
 )
 def test_values_as_programs_for_ollama_send_them(
