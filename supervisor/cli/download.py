@@ -223,11 +223,13 @@ def _config() -> Config | None:
 
 
 def _refuse_lacking(look: Look) -> None:
-    if look.lacking_bytes:
+    for folder in look.lacking_bytes:
+        what = "it" if folder == look.folder else "what is made of it"
+        other = ", or set HF_HUB_CACHE to another disk" if folder == look.folder else ""
         raise OperationError(
             ErrorCode.INSUFFICIENT_DISK,
-            f"nothing was downloaded: {look.folder} has no room for it; delete models there "
-            "(`lmx list`, `lmx rm`), or set HF_HUB_CACHE to another disk",
+            f"nothing was downloaded: {folder} has no room for {what}; delete models there "
+            f"(`lmx list`, `lmx rm`){other}",
         )
 
 
@@ -239,7 +241,7 @@ def _confirm_unfit() -> None:
 def _report_quantized(home: Home, wanted: Download, bits: QuantizedBits) -> None:
     """Say how large a repository is before and after it is quantized. Raises as
     :func:`_report_prospect` does, and for a model that is not quantized here."""
-    from lmx.supervisor.cli.views.prospect import budget_of
+    from lmx.supervisor.cli.views.prospect import budget_of, made_words
     from lmx.supervisor.processes.preview import look_now
 
     if _is_path(wanted.repo_id) or wanted.filename is not None:
@@ -258,9 +260,10 @@ def _report_quantized(home: Home, wanted: Download, bits: QuantizedBits) -> None
         f"to download, {format_bytes(look.free_bytes)} free in {look.folder}"
     )
     words = bits_words(bits)
-    if look.problem is None:
-        made = format_bytes(look.made_bytes)
-        click.echo(f"{words} it takes about {made} more on the disk, and then of the memory")
+    if look.problem is None and look.made_bytes:
+        click.echo(f"{words} it takes about {made_words(look)}, and then of the memory")
+    elif look.problem is None:
+        click.echo(f"{words} it is here already")
     else:
         click.echo(f"how much it takes {words} is not known yet: {look.problem}")
     _refuse_lacking(look)

@@ -47,7 +47,7 @@ from lmx.supervisor.fetch.conversion_form import (
     conversion_form,
     output_bytes,
 )
-from lmx.supervisor.fetch.made_folder import make_once
+from lmx.supervisor.fetch.made_folder import is_complete, make_once
 from lmx.supervisor.fetch.progress import gb
 from lmx.supervisor.memory.files import STAMP_NAME, content_stamp, converted_file, part_names
 
@@ -321,16 +321,10 @@ def fetch_gguf(
     Raises `OperationError`: `model_source_invalid`, `insufficient_disk`, `conversion_failed`.
     """
     report("check", None, f"reading {source.name}")
-    # A file of the hub's cache is a link to one that is named by its hash.
-    name = source.stem
     parts_of(source)  # refuses one of which a part is missing
-    source = converted_file(source)
-    if source.suffix.lower() == ".gguf":
-        name = source.stem
-    path_hash = file_hash(source)
-    facts = _known_facts(source, models_dir, path_hash) or read_facts(source, report)
+    named, source = source, converted_file(source)
+    facts = _known_facts(source, models_dir) or read_facts(source, report)
     form = conversion_form(platform, facts, memory_bytes)
-    target = models_dir / f"{name}-{form}-{path_hash}"
 
     def make(made: Path) -> dict[str, Any]:
         _check_disk(source, models_dir, output_bytes(form, facts))
@@ -338,7 +332,7 @@ def fetch_gguf(
         return {}
 
     return make_once(
-        target,
+        _target(named, models_dir, form),
         _stamp_of(source, facts, form),
         make,
         name=source.name,
@@ -346,12 +340,34 @@ def fetch_gguf(
     )
 
 
-def _known_facts(source: Path, models_dir: Path, path_hash: str) -> GgufFacts | None:
+def is_converted(source: Path, models_dir: Path, platform: Platform, memory_bytes: int) -> bool:
+    """Return whether the folder that :func:`fetch_gguf` returns was made already."""
+    try:
+        parts_of(source)
+    except OperationError:
+        return False
+    file = converted_file(source)
+    facts = _known_facts(file, models_dir)
+    if facts is None:
+        return False
+    form = conversion_form(platform, facts, memory_bytes)
+    return is_complete(_target(source, models_dir, form), _stamp_of(file, facts, form))
+
+
+def _target(source: Path, models_dir: Path, form: Form) -> Path:
+    """Return the folder of a file's conversion."""
+    file = converted_file(source)
+    # A file of the hub's cache is a link to one that is named by its hash.
+    name = file.stem if file.suffix.lower() == ".gguf" else source.stem
+    return models_dir / f"{name}-{form}-{file_hash(file)}"
+
+
+def _known_facts(source: Path, models_dir: Path) -> GgufFacts | None:
     """Take the facts from an earlier conversion of the same file.
 
     The reader walks over every token of the vocabulary: 2.4 s for 49 thousand of them.
     """
-    for path in models_dir.glob(f"*-{path_hash}/{STAMP_NAME}"):
+    for path in models_dir.glob(f"*-{file_hash(source)}/{STAMP_NAME}"):
         try:
             found = json.loads(path.read_text())
             facts = GgufFacts(found["source_bytes"], found["weight_count"], found["is_quantised"])

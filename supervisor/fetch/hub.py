@@ -300,6 +300,12 @@ def _places(repo_id: str) -> tuple[Path, Path]:
     return _cache() / folder / "blobs", _cache() / ".locks" / folder
 
 
+def snapshot_folder(repo_id: str, commit: str) -> Path:
+    """Return where the files of a commit are, or would be."""
+    blobs, _ = _places(repo_id)
+    return blobs.parent / "snapshots" / commit
+
+
 def _linked(
     repo_id: str, revision: str | None, commit: str, files: list[HubFile], counted: Counted
 ) -> Path:
@@ -309,7 +315,7 @@ def _linked(
     files that are too large for :func:`fetch_file`.
     """
     blobs, _ = _places(repo_id)
-    snapshot = blobs.parent / "snapshots" / commit
+    snapshot = snapshot_folder(repo_id, commit)
     for file in files:
         blob, link = blobs / file.digest, snapshot / file.name
         if not blob.exists():

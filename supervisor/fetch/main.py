@@ -13,9 +13,10 @@ With `--bits` the folder is one that is made of the source and quantized
 (:mod:`lmx.supervisor.fetch.quantize`); the last line of progress says how much worse it is.
 
 With `--look` nothing is made: the one line is `{"look": {"total_bytes", "missing_bytes",
-"free_bytes", "folder", "made_bytes"}}`, of a repository, and with `--heads FOLDER` of a .gguf file
-too; `FOLDER/model` is then a model's folder without weights. With `--search` the source is words,
-and the one line is `{"found": [{"repo_id", "downloads", "size_bytes", "gated"}]}`.
+"free_bytes", "folder", "made_bytes", "made_folder", "made_free_bytes"}}`, of a repository, and with
+`--heads FOLDER` of a .gguf file too; `FOLDER/model` is then a model's folder without weights. With
+`--search` the source is words, and the one line is
+`{"found": [{"repo_id", "downloads", "size_bytes", "gated"}]}`.
 
 It is a program of its own so that the supervisor never loads the hub client or the converter,
 and so that a fetch can be stopped at any point: SIGTERM, or the parent's death, ends it within
@@ -32,6 +33,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -56,9 +58,14 @@ from lmx.supervisor.config.sources import (
 from lmx.supervisor.fetch.conversion_form import Platform
 from lmx.supervisor.fetch.file import LONGEST_WAIT_S, HubFile
 from lmx.supervisor.fetch.heads import fetch_model_heads
-from lmx.supervisor.fetch.hub import fetch_hub, free_space, look_up, search
+from lmx.supervisor.fetch.hub import fetch_hub, free_space, look_up, search, snapshot_folder
 from lmx.supervisor.fetch.progress import Phase
-from lmx.supervisor.fetch.quantize import check_disk, fetch_quantized, fit_to_quantize
+from lmx.supervisor.fetch.quantize import (
+    check_disk,
+    fetch_quantized,
+    fit_to_quantize,
+    is_quantized,
+)
 from lmx.supervisor.fetch.quantized_form import quantized_bytes, refuse_quantized
 from lmx.supervisor.memory.files import part_names
 
@@ -193,9 +200,11 @@ class Quantizing:
                 return self._of_gguf(fetched, f"{repo_id}/{filename}")
 
     def _look_first(self, name: str, repo_id: str, revision: str | None) -> None:
+        snapshots: list[Path] = []
         with tempfile.TemporaryDirectory(prefix="lmx-heads-") as heads:
 
             def fetch_heads(commit: str, files: list[HubFile]) -> None:
+                snapshots.append(snapshot_folder(repo_id, commit))
                 fetch_model_heads(repo_id, commit, files, Path(heads))
 
             try:
@@ -206,10 +215,11 @@ class Quantizing:
                 raise
             if look["problem"] is None:
                 _, tensors = fit_to_quantize(Path(heads), name)
+                if any(is_quantized(each, name, self.bits, self.models_dir) for each in snapshots):
+                    return
                 made_bytes = quantized_bytes(tensors, self.bits, self.platform)
-                place, _ = free_space(self.models_dir)
-                same_disk = place.stat().st_dev == Path(str(look["folder"])).stat().st_dev
-                download_bytes = int(look["missing_bytes"] or 0) if same_disk else 0
+                other_disk = _other_disk(self.models_dir, look)
+                download_bytes = 0 if other_disk else int(look["missing_bytes"] or 0)
                 check_disk(name, self.models_dir, made_bytes, download_bytes)
 
     def _of_gguf(self, file: Path, name: str) -> Path:
@@ -252,9 +262,11 @@ class Looking:
             case HubSource(repo_id=repo_id, revision=revision):
                 is_gguf = filename is not None and filename.lower().endswith(".gguf")
                 made: list[int] = []
+                snapshots: list[Path] = []
 
                 def fetch_heads(commit: str, files: list[HubFile]) -> None:
                     assert self.heads is not None
+                    snapshots.append(snapshot_folder(repo_id, commit))
                     if filename is not None and not is_gguf:
                         raise OperationError(
                             ErrorCode.MODEL_SOURCE_INVALID, f"{filename} is no model of its own"
@@ -279,7 +291,11 @@ class Looking:
                     adapter=adapter,
                     heads=None if self.heads is None else fetch_heads,
                 )
-                return {**found, "made_bytes": sum(made)}
+                name = repo_id if revision is None else f"{repo_id}@{revision}"
+                if made and any(self._is_made(each, name, filename) for each in snapshots):
+                    made = []
+                other_disk = _other_disk(self.models_dir, found)
+                return {**found, "made_bytes": sum(made), **other_disk}
             case GgufSource(path=path) if self.heads is not None:
                 file = Path(path).expanduser().absolute()
                 made_bytes = self._converted(file)
@@ -299,6 +315,15 @@ class Looking:
                     "only repositories and .gguf files are looked at",
                 )
 
+    def _is_made(self, snapshot: Path, name: str, filename: str | None) -> bool:
+        if filename is None:
+            return self.bits is not None and is_quantized(
+                snapshot, name, self.bits, self.models_dir
+            )
+        from lmx.supervisor.fetch.gguf import is_converted
+
+        return is_converted(snapshot / filename, self.models_dir, self.platform, self.memory_bytes)
+
     def _converted(self, file: Path) -> int:
         _keep_mlx_out()
         from lmx.supervisor.fetch.gguf_heads import write_converted_heads
@@ -307,6 +332,17 @@ class Looking:
         return write_converted_heads(
             file, self.heads / "model", platform=self.platform, memory_bytes=self.memory_bytes
         )
+
+
+def _other_disk(
+    models_dir: Path, look: Mapping[str, int | str | None]
+) -> dict[str, int | str | None]:
+    """Return the models' folder and its free space if it is on another disk than the one that is
+    downloaded to."""
+    place, free_bytes = free_space(models_dir)
+    if place.stat().st_dev == Path(str(look["folder"])).stat().st_dev:
+        return {}
+    return {"made_folder": str(place), "made_free_bytes": free_bytes}
 
 
 def _keep_mlx_out() -> None:

@@ -25,7 +25,7 @@ from lmx.protocol.models.safetensors import Tensor, read_tensors
 from lmx.protocol.states import ModelKind, QuantizedBits
 from lmx.supervisor.config.sources import file_hash, quantized_name
 from lmx.supervisor.fetch.conversion_form import Platform
-from lmx.supervisor.fetch.made_folder import RESULT, locked, make_once
+from lmx.supervisor.fetch.made_folder import RESULT, is_complete, locked, make_once
 from lmx.supervisor.fetch.progress import Report, gb
 from lmx.supervisor.fetch.quantized_form import quantized_bytes, refuse_unfit
 from lmx.supervisor.memory.files import STAMP_NAME
@@ -64,7 +64,7 @@ def fetch_quantized(
     size_bytes = sum(tensor.size_bytes for tensor in tensors)
     report("check", None, f"looking at {source}", done_bytes=size_bytes, total_bytes=size_bytes)
     made_bytes = quantized_bytes(tensors, bits, platform)
-    target = models_dir / f"{quantized_name(source, bits)}-{file_hash(PurePath(source))}"
+    target, stamp = _made_from(folder, source, bits, models_dir)
 
     def make(made: Path) -> dict[str, Any]:
         # Each takes as much memory as its result: one at a time.
@@ -76,7 +76,6 @@ def fetch_quantized(
             _check_memory(source, made_bytes, config.vocabulary_tokens)
             return _run(folder, made, bits, source, report)
 
-    stamp = {"source": source, "bits": bits.value, "made_from": _identity(folder)}
     make_once(
         target,
         stamp,
@@ -87,6 +86,19 @@ def fetch_quantized(
     result = json.loads((target / STAMP_NAME).read_text()).get(RESULT, {})
     report("check", 1.0, quantized_words(source, result) or "quantized")
     return target
+
+
+def is_quantized(folder: Path, source: str, bits: QuantizedBits, models_dir: Path) -> bool:
+    """Return whether the folder that :func:`fetch_quantized` returns was made already."""
+    return is_complete(*_made_from(folder, source, bits, models_dir))
+
+
+def _made_from(
+    folder: Path, source: str, bits: QuantizedBits, models_dir: Path
+) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of the quantized model, and its stamp."""
+    stamp = {"source": source, "bits": bits.value, "made_from": _identity(folder)}
+    return models_dir / f"{quantized_name(source, bits)}-{file_hash(PurePath(source))}", stamp
 
 
 def fit_to_quantize(folder: Path, source: str) -> tuple[CheckpointConfig, list[Tensor]]:

@@ -35,19 +35,31 @@ class Look:
     spare_bytes: int = 0
     """What must stay free there."""
     made_bytes: int = 0
-    """How large the weights are that a .gguf file is converted to."""
+    """How large the weights are that it is yet to be converted or quantized to."""
+    made_folder: str | None = None
+    """Where these go, if that is on another disk than ``folder``."""
+    made_free_bytes: int = 0
+    """The room there."""
     problem: str | None = None
     """Why the heads of its files don't say what it takes of the memory."""
     problem_code: str | None = None
     """Of what kind that is, as an error's code."""
 
     @property
-    def lacking_bytes(self) -> int:
-        """How much more room the disk needs; 0: it has enough."""
-        if not self.missing_bytes + self.made_bytes:
-            return 0
-        need_bytes = self.missing_bytes + self.made_bytes + self.spare_bytes
-        return max(0, need_bytes - self.free_bytes)
+    def lacking_bytes(self) -> dict[str, int]:
+        """By their folders, how much more room those disks need that have too little."""
+        if self.made_folder is None:
+            rooms = [(self.folder, self.missing_bytes + self.made_bytes, self.free_bytes)]
+        else:
+            rooms = [
+                (self.folder, self.missing_bytes, self.free_bytes),
+                (self.made_folder, self.made_bytes, self.made_free_bytes),
+            ]
+        return {
+            folder: need_bytes + self.spare_bytes - free_bytes
+            for folder, need_bytes, free_bytes in rooms
+            if need_bytes and need_bytes + self.spare_bytes > free_bytes
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,11 +162,20 @@ def size_lines(name: str, look: Look) -> list[str]:
         size += ", and all of it is on this machine"
     lines = [f"{size}, {format_bytes(look.free_bytes)} free in {look.folder}"]
     if look.made_bytes:
-        made = format_bytes(look.made_bytes)
-        lines.append(f"it is converted before it is loaded: {made} more on the disk")
-    if look.lacking_bytes:
-        lines.append(f"the disk lacks {format_bytes(look.lacking_bytes)}")
+        lines.append(f"it is converted before it is loaded: {made_words(look)}")
+    for folder, lacking_bytes in look.lacking_bytes.items():
+        disk = "the disk" if look.made_folder is None else f"the disk of {folder}"
+        lines.append(f"{disk} lacks {format_bytes(lacking_bytes)}")
     return lines
+
+
+def made_words(look: Look) -> str:
+    """Return how much more is on the disk once it was made of a model, and which disk that is if it
+    is another one. Pure."""
+    words = f"{format_bytes(look.made_bytes)} more on the disk"
+    if look.made_folder is None:
+        return words
+    return f"{words} of {look.made_folder}, which has {format_bytes(look.made_free_bytes)} free"
 
 
 def load_lines(judged: Judgement) -> list[str]:

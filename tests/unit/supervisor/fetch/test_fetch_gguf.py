@@ -17,7 +17,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.config.model import ModelConfig
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.fetch.conversion_form import Form, GgufFacts, Platform, conversion_form
-from lmx.supervisor.fetch.gguf import Report, fetch_gguf, header_is_whole, read_facts
+from lmx.supervisor.fetch.gguf import Report, fetch_gguf, header_is_whole, is_converted, read_facts
 from lmx.supervisor.inventory import without_supervisor
 from lmx.supervisor.memory.fetched import fetched_folder
 from lmx.supervisor.memory.files import STAMP_NAME, whole_conversion
@@ -174,8 +174,10 @@ def test_converts_again_what_does_not_fit(source: Path, models: Path, damage: st
             write_gguf(source, quantised=False)
         case "version":
             stamp.write_text(json.dumps({**json.loads(stamp.read_text()), "gguf2mlx": "0"}))
+    assert not is_converted(source, models, "linux", GB)
     assert run(source, models, convert) == folder
     assert len(convert.forms) == 2
+    assert is_converted(source, models, "linux", GB)
     assert run(source, models, convert) == folder
     assert len(convert.forms) == 2
 

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import namedtuple
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.models.checkpoint import parse_checkpoint_config
 from lmx.protocol.models.safetensors import Tensor
 from lmx.protocol.states import ModelKind, QuantizedBits
-from lmx.supervisor.config.sources import names_quantisation, quantized_name
+from lmx.supervisor.config.sources import names_quantisation, parse_source, quantized_name
 from lmx.supervisor.decisions.memory_reading import MemoryReading
 from lmx.supervisor.fetch import made_folder, quantize
 from lmx.supervisor.fetch import main as fetch_main
@@ -257,6 +258,59 @@ def test_the_original_and_the_result_must_fit_on_one_disk(
     monkeypatch.setattr(fetch_main, "fetch_hub", fetch_hub)
     status = main(["--source", "org/m", "--models-dir", str(models), "--bits", "4"])
     assert (status == 0, downloaded) == ((True, ["org/m"]) if fits else (False, []))
+
+
+def test_what_is_made_already_needs_no_room(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command again makes nothing, and finds the folder on a full disk too."""
+    models = tmp_path / "models"
+    made = run(folder, models)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(0, 0, 0))
+
+    def look_up(*_args: Any, heads: Callable[[str, list[Any]], None], **_more: Any) -> Any:
+        heads("0" * 40, [])
+        return {"problem": None, "missing_bytes": 0, "folder": str(tmp_path)}
+
+    replaced: dict[str, Callable[..., Any]] = {
+        "look_up": look_up,
+        "fetch_model_heads": lambda *_args: None,
+        "fit_to_quantize": lambda *_args: (None, []),
+        "quantized_bytes": lambda *_args: GIB,
+        "fetch_hub": lambda *_args, **_options: folder,
+        "snapshot_folder": lambda *_args: folder,
+    }
+    for name, value in replaced.items():
+        monkeypatch.setattr(fetch_main, name, value)
+    source, bits, outlet = parse_source("org/m"), QuantizedBits.FOUR, _Silent()
+    looking = fetch_main.Looking(models, tmp_path, GIB, "linux", bits)
+    quantizing = fetch_main.Quantizing(bits, models, GIB, "linux", outlet)
+    assert looking.at(source, None, adapter=False)["made_bytes"] == 0
+    assert quantizing.fetch(source, None, 0.0) == made
+    shutil.rmtree(made)
+    assert looking.at(source, None, adapter=False)["made_bytes"] == GIB
+    with pytest.raises(OperationError, match="free some space there"):
+        quantizing.fetch(source, None, 0.0)
+
+
+class _Silent(fetch_main.Outlet):
+    def __init__(self) -> None:
+        """Leave stdout alone."""
+
+    def progress(self, *_report: Any, **_bytes: Any) -> None:
+        """Report nothing."""
+
+
+def test_each_disk_must_have_room_for_what_goes_to_it() -> None:
+    one = preview.Look(9 * GIB, GIB, 3 * GIB, "/cache", spare_bytes=GIB, made_bytes=2 * GIB)
+    assert one.lacking_bytes == {"/cache": GIB}
+    two = replace(one, made_folder="/models", made_free_bytes=3 * GIB)
+    assert two.lacking_bytes == {}
+    assert replace(two, made_free_bytes=0).lacking_bytes == {"/models": 3 * GIB}
+    assert replace(two, free_bytes=0).lacking_bytes == {"/cache": 2 * GIB}
+    nothing = replace(one, missing_bytes=0, made_bytes=0, free_bytes=0)
+    assert nothing.lacking_bytes == {}, "nothing is written"
 
 
 def test_what_the_system_refuses_of_a_look_is_a_failed_download(
