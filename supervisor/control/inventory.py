@@ -1,22 +1,27 @@
 """Answers the questions of routers and the CLI about added models, downloads and the files on this
 machine."""
 
+from collections.abc import Callable
+
 from lmx.protocol.messages import control, inventory
-from lmx.supervisor.control.handlers import Handler
+from lmx.supervisor.control.handlers import Handler, replacing
 from lmx.supervisor.inventory.added import AddedModels
 from lmx.supervisor.inventory.deletion import Deletion
 from lmx.supervisor.inventory.downloads import Downloads
 
 
-def added_handlers(added: AddedModels) -> dict[type, Handler]:
+def added_handlers(added: AddedModels, is_replaced: Callable[[], bool]) -> dict[type, Handler]:
     """Return the handlers of questions about added models. Adding one takes a while: its files are
-    read."""
+    read. None is removed while the supervisor is being replaced, because the next one has no place
+    for a worker that still ends its streams, and would kill it."""
 
     async def add(question: inventory.AddModel, _now_s: float) -> control.Done:
         await added.add(question)
         return control.Done(f"{question.model_id} is served: its first request loads it")
 
     def remove(question: inventory.RemoveModel, now_s: float) -> control.Done:
+        if is_replaced():
+            raise replacing()
         pid = added.remove(question.model_id, now_s)
         return control.Done(f"{question.model_id} is removed; its files stay", pid)
 

@@ -28,10 +28,7 @@ class ApplyConfig:
         for name in changes.removed:
             self._remove(self._store.slots[name], now_s)
         for name in changes.respawned:
-            slot = self._set(self._store.slots[name], models[name])
-            # The capabilities of its worker were those of another configuration, as was its folder.
-            past = replace(slot.past, capabilities=(), template=UNKNOWN_TEMPLATE, media=None)
-            self._store.put(replace(slot, past=past, files=replace(slot.files, path=None)))
+            self._store.put(self._set(_anew(self._store.slots[name]), models[name]))
             self._store.step(name, events.Reconfigured(), now_s)
         for name in changes.touched:
             self._store.put(self._set(self._store.slots[name], models[name]))
@@ -50,9 +47,12 @@ class ApplyConfig:
                 self._store.step(model.id, events.Preloaded(), now_s)
             return
         # Its earlier worker is about to end.
+        reconfigured = slot.model != model
+        if reconfigured:
+            slot = _anew(slot)
         slot = self._set(slot, model)
         self._store.put(slot.with_files(replace(slot.files, path=None)))
-        self._store.step(model.id, events.Restored(model.preload), now_s)
+        self._store.step(model.id, events.Restored(model.preload, reconfigured), now_s)
 
     def _remove(self, slot: Slot, now_s: float) -> None:
         why = "was removed" if slot.added else "is no longer configured"
@@ -66,3 +66,10 @@ class ApplyConfig:
         self._store.slots.clear()
         for slot in slots:
             self._store.put(slot)
+
+
+def _anew(slot: Slot) -> Slot:
+    """Return the slot of a model with another configuration, without what its worker said of the
+    old one, and without its folder."""
+    past = replace(slot.past, capabilities=(), template=UNKNOWN_TEMPLATE, media=None)
+    return replace(slot, past=past, files=replace(slot.files, path=None))

@@ -115,7 +115,9 @@ class Inbox:
             return
         worker = self._core.worker(beat.instance)
         self._core.worker_reported(beat.instance, beat, now_s)
-        if worker.adopted and worker.state is WorkerState.STARTING:
+        if worker.state is WorkerState.STARTING:
+            # A hello comes before the first heartbeat: an earlier supervisor got it, or it was
+            # lost.
             self._send(identity, self._identify())
         seen = replace(self._seen(), computing_watts=self._computing_watts(now_s))
         self._send(identity, seen)

@@ -260,7 +260,7 @@ def wire(
     handlers.add(models.handlers)
     handlers.add_waiter(Acquire, models.acquire)
     followers = RouterFollowers(core, guard, lambda: peers.list, workers.publish)
-    handlers.add(followers.awaited(added_handlers(added)))
+    handlers.add(followers.awaited(added_handlers(added, lambda: service.replacing)))
     deletion = Deletion(core, added, downloads, home, events, lambda: lent.status)
     handlers.add(followers.awaited(disk_handlers(downloads, deletion)))
     handlers.add({ReportCounts: counts.take_report})

@@ -94,6 +94,8 @@ class Restored:
     """The model is configured again, while its earlier worker is about to end."""
 
     preload: bool
+    reconfigured: bool = False
+    """Whether it has another configuration than before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -279,4 +279,6 @@ def restore(life: SlotLife, event: events.Restored, rules: Rules, now_s: float) 
     """The slot of a removed model stays, although its worker still ends."""
     if life.intent is not Intent.REMOVED:
         return to.never(life, event, rules, now_s)
-    return to.changed(life, intent=Intent.UP if event.preload else Intent.DOWN), ()
+    failures = FailureRecord() if event.reconfigured else life.failures
+    intent = Intent.UP if event.preload else Intent.DOWN
+    return to.changed(life, intent=intent, failures=failures), ()

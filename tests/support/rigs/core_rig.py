@@ -95,7 +95,7 @@ class CoreRig:
         commands = ModelCommands(self.core, loading, planning)
         self.commands.add(commands.handlers)
         self.commands.add_waiter(control.Acquire, commands.acquire)
-        self.commands.add(added_handlers(self.added))
+        self.commands.add(added_handlers(self.added, lambda: self.replacing))
         self.now_s = 0.0
         self._asked = 0
         for name in up:

@@ -48,7 +48,7 @@ def test_every_question_of_the_protocol_has_exactly_one_handler() -> None:
     handled: set[type] = {ReportCounts, control.Acquire}
     for handlers in (
         ModelCommands(nothing, nothing, nothing).handlers,
-        added_handlers(nothing),
+        added_handlers(nothing, nothing),
         disk_handlers(nothing, nothing),
         ServiceCommands(nothing, nothing, nothing, nothing, nothing, nothing).handlers,
     ):

@@ -12,11 +12,12 @@ from lmx.protocol.messages import control
 from lmx.protocol.messages.inventory import AddModel, RemoveModel
 from lmx.protocol.messages.snapshot import NamePattern, Route
 from lmx.protocol.models.memory import KvLayers
-from lmx.protocol.states import ModelKind
+from lmx.protocol.states import MediaKind, ModelKind, WorkerState
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.control.loading import Loading
 from lmx.supervisor.control.reload import Reloader
+from lmx.supervisor.decisions.restart import FailureRecord
 from lmx.supervisor.inventory.added import AddedModels
 from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.memory.inspection import Inspection, ModelFacts, Question
@@ -210,6 +211,29 @@ def test_a_removed_model_ends_after_its_streams(rig: CoreRig) -> None:
     assert list(rig.core.slots) == ["a"]
 
 
+@pytest.mark.parametrize("other", [False, True])
+def test_a_model_that_is_added_again_while_its_worker_ends_inherits_nothing_of_another(
+    other: bool, rig: CoreRig, folder: Path
+) -> None:
+    rig.ask("new")
+    rig.exits("new", 1)
+    rig.at(100.0)
+    rig.said("new", control.WorkerHello, "new", 1, WorkerState.STARTING)
+    rig.said("new", control.Loaded, 100, 2048, 0.1, ("chat",), media=(MediaKind.IMAGE,))
+    rig.beat("new", rows=1)
+    before = rig.slot("new")
+    assert before.life.failures.failed_at_s
+    assert before.past.media == (MediaKind.IMAGE,)
+    rig.operate(RemoveModel("new"))
+    source = folder.rename(folder.with_name("another")) if other else folder
+    assert isinstance(rig.operate(AddModel("new", str(source))), control.Done)
+    rig.drains("new")
+    after = rig.slot("new")
+    assert after.life.failures == (FailureRecord() if other else before.life.failures)
+    assert after.past.media == (None if other else before.past.media)
+    assert after.past.capabilities == (() if other else ("chat",))
+
+
 def test_who_waits_for_a_model_that_is_removed_gets_an_error(rig: CoreRig) -> None:
     asked = rig.ask("new")
     rig.operate(RemoveModel("new"))
@@ -328,6 +352,17 @@ def test_no_loaded_model_is_started_again_while_the_supervisor_is_replaced() -> 
     assert "loaded already" in load(rig, "a").message
     # The next supervisor knows of this one.
     assert load(rig, "b").message == "loading b"
+
+
+def test_no_model_is_removed_while_the_supervisor_is_replaced(rig: CoreRig) -> None:
+    """The next one would have no place for its worker, and kill it with its streams."""
+    rig.up("new")
+    rig.beat("new", rows=1)
+    rig.replacing = True
+    assert rig.operate(RemoveModel("new")).code is ErrorCode.SHUTTING_DOWN
+    assert (rig.state("new"), added(rig)) == ("ready", ["new"])
+    rig.replacing = False
+    assert isinstance(rig.operate(RemoveModel("new")), control.Done)
 
 
 def test_a_load_with_another_context_ends_the_worker_politely_and_starts_another() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from lmx.protocol.messages import control
 from lmx.protocol.messages.status import WorkerFigures
+from lmx.protocol.states import WorkerState
 from lmx.protocol.wire.endpoints import router_identity
 from lmx.supervisor.decisions.slots.demand import Requester
 from lmx.supervisor.service.inbox import Inbox
@@ -75,6 +76,24 @@ async def test_what_a_command_has_changed_is_published_at_once_also_after_beats(
     rig.beats()
     await asyncio.sleep(0)
     assert (rig.looks, rig.published) == (2, published + 1)
+
+
+async def test_a_worker_whose_hello_was_lost_is_asked_for_another_one() -> None:
+    rig, sent = CoreRig({"a": 10}), list[Any]()
+    unused: Any = SimpleNamespace()
+    inbox = Inbox(
+        rig.core, unused, rig.commands, unused, lambda _to, message: sent.append(message),
+        rig.settings, str, str, unused, lambda _now_s: None, unused,
+    )  # fmt: skip
+    rig.ask("a")
+    beat = control.WorkerBeat(
+        rig.worker("a").instance, WorkerState.STARTING, 0, 0, 0.0, WorkerFigures()
+    )
+    inbox.take(b"worker", beat, 0)
+    assert [type(message) for message in sent] == [control.Identify, control.BeatSeen]
+    rig.bring_up("a")
+    inbox.take(b"worker", beat, 0)
+    assert [type(message) for message in sent[2:]] == [control.BeatSeen]
 
 
 def test_nothing_is_evicted_for_the_requests_of_a_router_that_has_ended() -> None:
