@@ -88,17 +88,6 @@ def test_what_was_added_outlives_the_supervisor_and_is_its_owners_alone(
     assert stat.S_IMODE((tmp_path / "state" / "models.json").stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"models": 3}', '{"models": [3]}', '{"models": [{"id": "a b"}]}']
-)
-def test_a_broken_file_is_moved_aside(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "models.json"
-    path.write_text(text)
-    assert AddedFile(path).load() == {}
-    assert not path.exists()
-    assert path.with_name("models.json.damaged").read_text() == text
-
-
 async def test_a_file_that_cannot_be_written_changes_nothing(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("")
     rig = CoreRig({"a": 100})

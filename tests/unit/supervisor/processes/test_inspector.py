@@ -24,6 +24,7 @@ from lmx.supervisor.memory.inspection import (
 )
 from lmx.supervisor.processes.inspector import Inspections, Inspector
 from lmx.supervisor.state.home import Home
+from tests.support.fakes.fake_peers import until
 from tests.support.models.model_folders import write_model
 
 
@@ -91,8 +92,7 @@ async def test_a_reader_that_was_hit_from_outside_costs_no_answer(
     (kept,) = inspector._idle
     kept.send_signal(signal.SIGSTOP)
     asking = asyncio.create_task(inspector.inspect(question))
-    while kept not in inspector._busy:
-        await asyncio.sleep(0.02)
+    await until(lambda: kept in inspector._busy)
     kept.send_signal(number)
     if number is signal.SIGSEGV:
         kept.send_signal(signal.SIGCONT)  # One that is stopped takes no other signal.
@@ -125,8 +125,7 @@ async def test_one_that_hangs_keeps_no_other_waiting(
             asyncio.create_task(inspector.inspect(Question(str(folder), str(folder))))
             for _ in range(9)
         ]
-        while len(inspector._busy) < 9:
-            await asyncio.sleep(0.02)
+        await until(lambda: len(inspector._busy) == 9)
     found = await inspector.inspect(Question(str(folder), str(folder)))
     assert found.files is not None
     assert not any(task.done() for task in hanging)

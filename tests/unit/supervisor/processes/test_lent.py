@@ -56,8 +56,8 @@ class Machine:
         self.lease = -1
         self.exited: Callable[[int, int], None]
         monkeypatch.setattr(lent, "signal_group", lambda pid, _number: self._kill(pid))
-        home, own = Home(root / "home"), self
-        any_self: Any = own
+        home = Home(root / "home")
+        any_self: Any = self
         self.ranks = lent.LentRanks(
             self.rig.core,
             self.rig.settings,
@@ -101,8 +101,7 @@ class Machine:
         asking = asyncio.ensure_future(
             self.ranks.handlers[StartRank](replace(self.asked, **changed), 0.0)
         )
-        while self.lease < 0 and not asking.done():
-            await asyncio.sleep(0.01)
+        await until(lambda: self.lease >= 0 or asking.done())
         if self.lease >= 0:
             os.write(self.lease, KEY)
         found: RankStarted = await asyncio.wait_for(asking, 90)

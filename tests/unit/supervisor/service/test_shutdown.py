@@ -20,21 +20,10 @@ from tests.support.fakes.fake_peers import until
 from tests.support.rigs.core_rig import CoreRig
 
 
-class _Guard:
-    """A router's guard that fails whenever it is asked for anything."""
-
-    running = False
-
-    def stop(self, _now_s: float, _grace_s: float) -> None:
-        raise ValueError("a bug")
-
-    def close(self) -> None:
-        raise ValueError("another bug")
-
-
 async def test_workers_end_though_every_step_fails() -> None:
     rig = CoreRig({"a": 100, "b": 100}, up="ab")
-    guard: Any = _Guard()
+    guard: Any = MagicMock(running=False)
+    guard.stop.side_effect, guard.close.side_effect = ValueError("a bug"), ValueError("another bug")
 
     def fails(now_s: float) -> None:
         raise ValueError(f"what it says at {now_s} can't be sent")
@@ -113,7 +102,7 @@ async def test_a_worker_that_not_even_sigkill_ends_is_left() -> None:
 
 async def test_to_be_hurried_counts_while_fetches_are_closed() -> None:
     rig = CoreRig({"a": 100}, up="a")
-    guard: Any = _Guard()
+    guard: Any = MagicMock(running=False)
     seen: list[bool] = []
 
     def stop_workers(now_s: float, *, at_once: bool) -> None:
