@@ -63,6 +63,12 @@ def groups(**members: str) -> Groups:
     )  # fmt: skip
 
 
+def decided(
+    waits: list[Waiting], residents: list[Resident], budget: int = 100, **other: Any
+) -> tuple[Decision, ...]:
+    return decide(scene(waits, residents, budget, **other), NOW_S)
+
+
 def denied(picture: PlacementView) -> str:
     (decision,) = decide(picture, NOW_S)
     assert isinstance(decision, Deny)
@@ -70,15 +76,15 @@ def denied(picture: PlacementView) -> str:
 
 
 def test_what_fits_starts_in_the_order_of_the_requests() -> None:
-    picture = scene([waiting("new", 40, 1), waiting("old", 40, 5), waiting("late", 40, 0)], [])
-    assert decide(picture, NOW_S) == (Start("old"), Start("new"))
+    waits = [waiting("new", 40, 1), waiting("old", 40, 5), waiting("late", 40, 0)]
+    assert decided(waits, []) == (Start("old"), Start("new"))
 
 
 def test_the_least_recently_used_is_evicted_and_no_more_than_needed() -> None:
     residents = [resident("a", 30, 50), resident("b", 30, 90), resident("c", 40, 70)]
-    assert decide(scene([waiting("x", 30)], residents), NOW_S) == (Evict("b", "x", True),)
+    assert decided([waiting("x", 30)], residents) == (Evict("b", "x", True),)
     # b and c are needed as the least recently used; then c alone is enough.
-    assert decide(scene([waiting("x", 40)], residents), NOW_S) == (Evict("c", "x", True),)
+    assert decided([waiting("x", 40)], residents) == (Evict("c", "x", True),)
 
 
 @pytest.mark.parametrize(
@@ -93,52 +99,49 @@ def test_the_least_recently_used_is_evicted_and_no_more_than_needed() -> None:
     ids=["busy", "pinned", "young", "before its first requests", "loading"],
 )
 def test_who_is_spared(spared: Resident) -> None:
-    decisions = decide(scene([waiting("x", 50)], [spared, resident("b", 10)]), NOW_S)
+    decisions = decided([waiting("x", 50)], [spared, resident("b", 10)])
     # Beside what is pinned it can never be, and that is told at once.
     assert [type(one) for one in decisions] == ([Deny] if spared.pinned else [])
     other = resident("b", 40, 1)
-    assert decide(scene([waiting("x", 40)], [spared, other]), NOW_S) == (Evict("b", "x", True),)
+    assert decided([waiting("x", 40)], [spared, other]) == (Evict("b", "x", True),)
 
 
 def test_nobody_goes_when_all_who_may_go_are_not_enough() -> None:
-    picture = scene([waiting("x", 90)], [resident("a", 40), resident("b", 50, None)])
-    assert decide(picture, NOW_S) == ()
+    assert decided([waiting("x", 90)], [resident("a", 40), resident("b", 50, None)]) == ()
 
 
 def test_bytes_on_their_way_back_are_counted_before_another_goes() -> None:
     leaving = Resident("gone", 40, Stage.LEAVING)
     other = resident("b", 60)
-    assert decide(scene([waiting("x", 40)], [leaving, other]), NOW_S) == ()
-    assert decide(scene([waiting("x", 60)], [leaving, other]), NOW_S) == (Evict("b", "x", True),)
-    picture = scene([waiting("x", 40)], [other], returning_bytes=40)
-    assert decide(picture, NOW_S) == ()
+    assert decided([waiting("x", 40)], [leaving, other]) == ()
+    assert decided([waiting("x", 60)], [leaving, other]) == (Evict("b", "x", True),)
+    assert decided([waiting("x", 40)], [other], returning_bytes=40) == ()
 
 
 def test_a_later_model_passes_only_into_what_an_earlier_one_does_not_need() -> None:
     waits = [waiting("big", 90, 20), waiting("small", 20, 10)]
     busy = resident("a", 60, None)
-    assert decide(scene(waits, [busy]), NOW_S) == (Start("small"),)
+    assert decided(waits, [busy]) == (Start("small"),)
     leaving = replace(busy, stage=Stage.LEAVING)
-    assert decide(scene(waits, [leaving]), NOW_S) == ()
+    assert decided(waits, [leaving]) == ()
     # However long the one that leaves takes, who is in nobody's way does not wait for it.
     less = [waiting("big", 80, 20), waiting("small", 20, 10), waiting("more", 1, 5)]
-    assert decide(scene(less, [leaving]), NOW_S) == (Start("small"),)
+    assert decided(less, [leaving]) == (Start("small"),)
     young = replace(resident("a", 60), since_s=NOW_S - 1)
     long = [waiting("big", 90, FAIR_S), waiting("small", 20, 10)]
-    assert decide(scene(long, [young]), NOW_S) == (), "none passes one that has waited so long"
+    assert decided(long, [young]) == (), "none passes one that has waited so long"
 
 
 def test_what_each_that_waited_long_needs_is_kept_for_it() -> None:
     """Also where one before it is already being served."""
     waits = [waiting("big", 70, 2 * FAIR_S), waiting("middle", 25, FAIR_S), waiting("small", 20, 1)]
     residents = [resident("a", 60), resident("b", 10, pinned=True)]
-    assert decide(scene(waits, residents), NOW_S) == (Evict("a", "big", True),)
+    assert decided(waits, residents) == (Evict("a", "big", True),)
 
 
 def test_a_later_model_never_evicts_past_an_earlier_one() -> None:
     waits = [waiting("big", 90, 20), waiting("small", 40, 10)]
-    picture = scene(waits, [resident("a", 60, None), resident("b", 40)])
-    assert decide(picture, NOW_S) == ()
+    assert decided(waits, [resident("a", 60, None), resident("b", 40)]) == ()
 
 
 def test_one_that_waited_long_has_a_busy_one_drained() -> None:
@@ -146,22 +149,21 @@ def test_one_that_waited_long_has_a_busy_one_drained() -> None:
         resident("young", 50, None, since_s=NOW_S - 100),
         resident("old", 50, None, since_s=NOW_S - 200),
     ]
-    assert decide(scene([waiting("x", 50, FAIR_S - 0.1)], residents), NOW_S) == ()
-    decisions = decide(scene([waiting("x", 50, FAIR_S)], residents), NOW_S)
+    assert decided([waiting("x", 50, FAIR_S - 0.1)], residents) == ()
+    decisions = decided([waiting("x", 50, FAIR_S)], residents)
     assert decisions == (Evict("old", "x", False),)
     idle = resident("idle", 20)
     residents = [replace(residents[0], held_bytes=30), residents[1], idle]
-    decisions = decide(scene([waiting("x", 20, FAIR_S)], residents), NOW_S)
+    decisions = decided([waiting("x", 20, FAIR_S)], residents)
     assert decisions == (Evict("idle", "x", True),), "an idle one is enough"
 
 
 def test_who_is_waited_for_by_nobody_evicts_nobody() -> None:
     waits = [waiting("b", 60, None), waiting("p", 60, None, pinned=True)]
-    assert decide(scene(waits, []), NOW_S) == (Start("p"), Drop("b"))
-    picture = scene([waiting("b", 60, None)], [resident("a", 50)])
-    assert decide(picture, NOW_S) == (Drop("b"),)
-    picture = scene([waiting("b", 60, None)], [Resident("a", 50, Stage.LEAVING)])
-    assert decide(picture, NOW_S) == (), "what comes back may be for it"
+    assert decided(waits, []) == (Start("p"), Drop("b"))
+    assert decided([waiting("b", 60, None)], [resident("a", 50)]) == (Drop("b"),)
+    leaving = Resident("a", 50, Stage.LEAVING)
+    assert decided([waiting("b", 60, None)], [leaving]) == (), "what comes back may be for it"
 
 
 def test_what_can_never_fit_is_reported_at_once_with_figures() -> None:
@@ -181,7 +183,7 @@ def test_what_can_never_fit_is_reported_at_once_with_figures() -> None:
 
 def test_one_that_can_never_fit_is_in_nobodys_way() -> None:
     waits = [waiting("never", 900, FAIR_S * 2), waiting("x", 50)]
-    decisions = decide(scene(waits, []), NOW_S)
+    decisions = decided(waits, [])
     assert [type(one) for one in decisions] == [Deny, Start]
 
 
@@ -213,34 +215,30 @@ def test_idle_models_expire_but_pinned_and_busy_ones_stay() -> None:
         resident("c", 10, pinned=True, **due), resident("d", 10, expires_at_s=NOW_S + 1),
         resident("e", 10), resident("f", 10, settled_at_s=NOW_S + 1, **due),
     ]  # fmt: skip
-    assert decide(scene([], residents), NOW_S) == (Expire("a"),)
+    assert decided([], residents) == (Expire("a"),)
 
 
 def test_an_expired_model_is_room_for_the_next() -> None:
-    picture = scene(
-        [waiting("x", 50)], [resident("a", 50, expires_at_s=NOW_S), resident("b", 50, 900)]
-    )
-    assert decide(picture, NOW_S) == (Expire("a"),)
+    residents = [resident("a", 50, expires_at_s=NOW_S), resident("b", 50, 900)]
+    assert decided([waiting("x", 50)], residents) == (Expire("a"),)
 
 
 def test_short_of_memory_nothing_begins_and_idle_ones_go_one_by_one() -> None:
     residents = [resident("a", 10, 5), resident("b", 10, 50), resident("c", 10, None)]
-    picture = scene([waiting("x", 10)], residents, short_of_memory=True)
-    assert decide(picture, NOW_S) == (Evict("b", None, True),)
+    assert decided([waiting("x", 10)], residents, short_of_memory=True) == (Evict("b", None, True),)
     residents[1] = replace(residents[1], stage=Stage.LEAVING)
-    assert decide(scene([], residents, short_of_memory=True), NOW_S) == ()
-    picture = scene([], residents[:1], short_of_memory=True, returning_bytes=10)
-    assert decide(picture, NOW_S) == ()
+    assert decided([], residents, short_of_memory=True) == ()
+    assert decided([], residents[:1], short_of_memory=True, returning_bytes=10) == ()
     young = resident("a", 10, 5, since_s=NOW_S - 1)
-    assert decide(scene([], [young], short_of_memory=True), NOW_S) == (Evict("a", None, True),)
+    assert decided([], [young], short_of_memory=True) == (Evict("a", None, True),)
 
 
 def test_a_ledger_over_its_budget_is_brought_back() -> None:
     residents = [resident("a", 60, 5), resident("b", 30, 50), resident("c", 40, None)]
-    assert decide(scene([], residents), NOW_S) == (Evict("b", None, True),)
-    assert decide(scene([], [resident("a", 60, None), resident("b", 60, None)]), NOW_S) == ()
+    assert decided([], residents) == (Evict("b", None, True),)
+    assert decided([], [resident("a", 60, None), resident("b", 60, None)]) == ()
     residents = [resident("a", 5, 5), resident("c", 140, None)]
-    assert decide(scene([], residents), NOW_S) == (Evict("a", None, True),), "as far as it goes"
+    assert decided([], residents) == (Evict("a", None, True),), "as far as it goes"
 
 
 def test_groups_say_who_may_not_be_there_together() -> None:
@@ -255,17 +253,15 @@ def test_groups_say_who_may_not_be_there_together() -> None:
 
 
 def test_the_others_of_a_group_go_even_where_memory_is_free() -> None:
-    rules = groups(swap="ab")
-    picture = scene([waiting("a", 10)], [resident("b", 10), resident("c", 10, 900)], groups=rules)
-    assert decide(picture, NOW_S) == (Evict("b", "a", True),)
-    picture = scene([waiting("a", 10)], [resident("b", 10, None)], groups=rules)
-    assert decide(picture, NOW_S) == ()
-    picture = scene([waiting("a", 10, FAIR_S)], [resident("b", 10, None)], groups=rules)
-    assert decide(picture, NOW_S) == (Evict("b", "a", False),)
-    picture = scene([waiting("a", 10)], [Resident("b", 10, Stage.LEAVING)], groups=rules)
-    assert decide(picture, NOW_S) == (), "it is still there"
-    picture = scene([waiting("a", 10), waiting("b", 10, 5)], [], groups=rules)
-    assert decide(picture, NOW_S) == (Start("b"),)
+    rules, a, busy = groups(swap="ab"), waiting("a", 10), resident("b", 10, None)
+    idle = [resident("b", 10), resident("c", 10, 900)]
+    assert decided([a], idle, groups=rules) == (Evict("b", "a", True),)
+    assert decided([a], [busy], groups=rules) == ()
+    long = waiting("a", 10, FAIR_S)
+    assert decided([long], [busy], groups=rules) == (Evict("b", "a", False),)
+    leaving = Resident("b", 10, Stage.LEAVING)
+    assert decided([a], [leaving], groups=rules) == (), "it is still there"
+    assert decided([a, waiting("b", 10, 5)], [], groups=rules) == (Start("b"),)
 
 
 # For any picture at all.
