@@ -4,6 +4,7 @@ A route's entry in the table names its family (:class:`lmx.router.http.endpoint.
 answers themselves are written by an :class:`lmx.router.rendering.answer_format.AnswerFormat`.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, NotRequired
@@ -52,6 +53,14 @@ _ANTHROPIC_DETAILS: Final = {
 }
 """What Anthropic's libraries look for in the error of a field that is not supported: they continue
 without it then."""
+
+
+_TOO_LONG: Final = "prompt is too long"
+"""What Anthropic's clients look for in an error's message: they make the conversation shorter
+then."""
+
+_LENGTHS: Final = re.compile(r"(\d+) tokens\b.*?(\d+)(?: tokens\b|:)")
+"""How long a prompt is and may be, in the words of a worker."""
 
 
 def named_event(data: Mapping[str, Any]) -> bytes:
@@ -215,6 +224,8 @@ class AnthropicFamily(ApiFamily):
             "message": shown_message(error, operator=context.operator),
             "code": error.code,
         }
+        if error.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED:
+            shown["message"] = _as_too_long(shown["message"])
         if error.param is not None:
             shown["param"] = error.param
             if error.code is ErrorCode.UNSUPPORTED_VALUE and error.param in _ANTHROPIC_DETAILS:
@@ -228,6 +239,12 @@ class AnthropicFamily(ApiFamily):
 
     def error_event(self, error: LmxError, request_id: str | None) -> bytes:
         return named_event(self.error_body(error, ErrorContext(request_id=request_id)))
+
+
+def _as_too_long(message: str) -> str:
+    lengths = _LENGTHS.search(message)
+    words = f": {lengths[1]} tokens > {lengths[2]} maximum" if lengths else ""
+    return f"{_TOO_LONG}{words}. {message}"
 
 
 class OllamaFamily(ApiFamily):

@@ -105,6 +105,37 @@ async def test_refusals(path: str) -> None:
                 assert (status, code_of(body, family)) == (http_status(wanted), wanted.value), said
 
 
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        (
+            "The messages are 9000 tokens long, and the model's context of 8192 tokens has to hold "
+            "them and the answer: shorten them.",
+            ": 9000 tokens > 8192 maximum. The messages",
+        ),
+        (
+            "The messages are 9000 tokens long, and the memory that this model has for its KV "
+            "cache (512 MiB) holds 700 tokens, the answer's included: shorten them.",
+            ": 9000 tokens > 700 maximum. The messages",
+        ),
+        (
+            "The prompt has at least 9000 tokens, and the model's context is 8192: shorten it.",
+            ": 9000 tokens > 8192 maximum. The prompt",
+        ),
+        ("It is too long.", ". It is too long."),
+    ],
+)
+async def test_anthropic_s_clients_see_that_a_prompt_is_too_long(message: str, shown: str) -> None:
+    refuse = refuses(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param="messages")
+    async with router_rig(refuse) as rig:
+        for path in ("/v1/messages", "/v1/chat/completions"):
+            _, body = await rig.post_json(path, model=MODEL, **WAYS[path][0])
+            said = body["error"]["message"]
+            assert said.endswith(message)
+            begins = said.startswith(f"prompt is too long{shown}")
+            assert begins is (path == "/v1/messages"), said
+
+
 @pytest.mark.parametrize("path", WAYS)
 async def test_a_full_queue_says_when_to_come_back(path: str) -> None:
     fields, family = WAYS[path]
