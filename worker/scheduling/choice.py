@@ -158,8 +158,11 @@ class Choice:
     def _end(self, reason: FinishReason, stop: str | None, out: list[RequestOutput]) -> bool:
         run_id = self._request.run_id
         if self._parser is not None:
-            for kind, text, call in self._parser.finish():
-                out.append(Delta(run_id, text, 0, self.index, kind, call))
+            rest = self._parser.finish()
+            out += [Delta(run_id, part.text, 0, self.index, part.kind, part.call) for part in rest]
+            if self._parser.called and all(part.kind is not DeltaKind.CONTENT for part in rest):
+                # White space behind a call is no text.
+                self._held.clear()
             if self._parser.called and reason is FinishReason.STOP:
                 reason = FinishReason.TOOL_CALLS
         if self._unreported_tokens or self._held:

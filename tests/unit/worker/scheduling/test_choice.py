@@ -170,6 +170,16 @@ def test_logprobs_are_of_content_alone_and_in_order() -> None:
     assert not {1, 2, 3} & set(ids)
 
 
+def test_white_space_behind_a_call_has_no_logprobs() -> None:
+    call = '<tool_call>{"name": "now"}</tool_call>'
+    out = run([call, "\n"], make_parser=parser(), logprobs=True)
+    assert logprob_ids(out) == [] and end(out).reason is FinishReason.TOOL_CALLS
+    assert sum(o.tokens for o in out if isinstance(o, Delta)) == end(out).tokens == 2
+    # Before a text it belongs to it, and so does the beginning of a mark that never comes.
+    assert logprob_ids(run([call, "\n", "b"], make_parser=parser(), logprobs=True)) == [2, 3]
+    assert logprob_ids(run([call, "b <tool"], make_parser=parser(), logprobs=True)) == [2]
+
+
 def test_logprobs_go_with_the_end_of_their_text() -> None:
     out = run(["", "é", "b", "c"], logprobs=True, stop=("xx",))
     pieces = [o for o in out if isinstance(o, Delta)]
