@@ -226,6 +226,10 @@ class Core:
         model's files have been read."""
         self._unread.add(instance)
 
+    def is_unread(self, instance: str) -> bool:
+        """Return whether what :meth:`reserve_once_read` asked for is still to come."""
+        return instance in self._unread
+
     def planned_bytes(self, model_id: str, model: ModelConfig | None = None) -> int:
         """Return what would be reserved for a worker of the model if it were started now, with the
         present settings or those of ``model``. Returns 0 if that is not known: the model has no

@@ -453,7 +453,9 @@ def tick(routers: Routers, event: Tick, timing: TimingConfig, now_s: float) -> R
 
     def checked(router: Router) -> tuple[Router, Effects]:
         moved_s = max(event.paused_s, event.waited_s.get(router.pid, 0.0))
-        router = replace(router, beat_at_s=router.beat_at_s + moved_s)
+        # After a pause each signal has its distance from the one before it as ever.
+        signals = tuple((at_s + event.paused_s, number) for at_s, number in router.signals)
+        router = replace(router, beat_at_s=router.beat_at_s + moved_s, signals=signals)
         silent_s = now_s - router.beat_at_s
         effects: Effects = ()
         if not router.signals and silent_s > _limit_s(router, timing):

@@ -139,6 +139,8 @@ class GuardedCore(Protocol):
     @property
     def workers(self) -> list[Worker]: ...
 
+    def is_unread(self, instance: str) -> bool: ...
+
     def set_pressure(self, level: MemoryPressure, now_s: float) -> None: ...
 
     def kill_for_memory(self, instance: str, detail: str, now_s: float) -> None: ...
@@ -298,10 +300,12 @@ class MemoryWatch:
     def _worker_memory(self, worker: Worker) -> WorkerMemory:
         loading = worker.state in _LOADS
         # The ledger follows what a worker takes. What it was granted is what the ledger had when
-        # the worker was first seen, and again when its load had been measured.
+        # the worker was first seen, and again when its load had been measured, or the files of a
+        # model whose worker was adopted without a record had been read.
+        provisional = loading or self.core.is_unread(worker.instance)
         granted = self._granted.get(worker.instance)
-        if granted is None or (granted[0] and not loading):
-            granted = (loading, self.core.ledger.reserved_by(worker.instance))
+        if granted is None or (granted[0] and not provisional):
+            granted = (provisional, self.core.ledger.reserved_by(worker.instance))
             self._granted[worker.instance] = granted
         return WorkerMemory(
             worker.instance, worker.model_id, worker.figures.held_bytes, granted[1], worker.busy,

@@ -33,6 +33,9 @@ _ORDERED: Final = "+"
 """What begins the name of an ordered model among the values of ``--down``, and no model's name. A
 program that knows no orders takes it for a model that is not there."""
 
+_RETRIED: Final = "~"
+"""The same for a model that is tried again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Handover:
@@ -48,22 +51,27 @@ class Handover:
     held: tuple[str, ...] = ()
     """Models that an operator drained, and ``*`` if the machine was."""
     ordered: tuple[tuple[str, int | None], ...] = ()
-    """Models that are on their way by an operator's order, or by another attempt after a failure,
-    each with the context that an operator set for it, if any. The first one was ordered first, and
-    those that only are tried again come last."""
+    """Models that are on their way by an operator's order, each with the context that an operator
+    set for it, if any. The first one was ordered first. Those that are tried again after a failure
+    and have such a context come last."""
+    retried: tuple[str, ...] = ()
+    """Models that are tried again after a failure, as far as there is room."""
 
     @classmethod
     def of(
         cls, lock_fd: int, listen_fd: int | None, down: Sequence[str], held: tuple[str, ...]
     ) -> Handover:
         """Return the handover that these options of ``lmx up`` stand for."""
-        orders = [name[len(_ORDERED) :].rpartition("=") for name in down if _is_order(name)]
+        orders = [
+            name[len(_ORDERED) :].rpartition("=") for name in down if name.startswith(_ORDERED)
+        ]
         return cls(
             lock_fd,
             listen_fd,
-            tuple(name for name in down if not _is_order(name)),
+            tuple(name for name in down if not name.startswith((_ORDERED, _RETRIED))),
             held,
             tuple((name, int(tokens) if tokens else None) for name, _, tokens in orders),
+            tuple(name[len(_RETRIED) :] for name in down if name.startswith(_RETRIED)),
         )
 
     @property
@@ -78,28 +86,33 @@ class Handover:
             options += ["--held", name]
         for name, tokens in self.ordered:
             options += ["--down", f"{_ORDERED}{name}={tokens or ''}"]
+        for name in self.retried:
+            options += ["--down", f"{_RETRIED}{name}"]
         return options
-
-
-def _is_order(name: str) -> bool:
-    return name.startswith(_ORDERED)
 
 
 def leave(core: Core, lock_fd: int, listener: socket.socket | None) -> Handover:
     """Return what the next program continues with. The listening socket gets a descriptor of its
     own, which stays open when ``listener`` is closed."""
     slots = core.slots.values()
-    ordered = sorted(filter(_is_ordered, slots), key=_ordered_at_s)
+    coming = sorted(filter(_is_coming, slots), key=_ordered_at_s)
+    contexts = {slot.model.id: core.context_set_by_operator(slot) for slot in coming}
+    retried = tuple(
+        slot.model.id
+        for slot in coming
+        if slot.life.demand.ordered_at_s is None and contexts[slot.model.id] is None
+    )
     return Handover(
         lock_fd,
         None if listener is None else os.dup(listener.fileno()),
         tuple(s.model.id for s in slots if not (s.life.wanted or s.life.held)),
         tuple(s.model.id for s in slots if s.life.held) + ((MACHINE,) if core.drained else ()),
-        tuple((s.model.id, core.context_set_by_operator(s)) for s in ordered),
+        tuple((name, tokens) for name, tokens in contexts.items() if name not in retried),
+        retried,
     )
 
 
-def _is_ordered(slot: Slot) -> bool:
+def _is_coming(slot: Slot) -> bool:
     """Return whether the model is on its way, and the next program would not know it. Requests ask
     again by themselves."""
     if slot.worker is not None or not slot.life.wanted:
@@ -137,6 +150,9 @@ def resume(handover: Handover, core: Core, now_s: float) -> None:
         else:
             model = slot.model.model_copy(update={"context_length": tokens})
             core.operator.load_with(model, now_s)
+    for name in handover.retried:
+        if name in core.slots:
+            core.operator.take(name, events.Preloaded(), now_s)
     core.preload(now_s, but=handover.down)
 
 

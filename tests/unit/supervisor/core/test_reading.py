@@ -151,7 +151,9 @@ def test_an_adopted_worker_without_a_record_holds_what_its_start_would_once_it_w
     assert rig.core.adopt("0badcafe", "a", 77, 30, 0.0)
     rig.core.reserve_once_read("0badcafe")
     assert rig.core.ledger.reserved_by("0badcafe") == 30
+    assert rig.core.is_unread("0badcafe")
     answer(rig, "a")
+    assert not rig.core.is_unread("0badcafe")
     assert rig.core.ledger.reserved_by("0badcafe") == 100
     assert rig.worker("a").state is WorkerState.STARTING
 

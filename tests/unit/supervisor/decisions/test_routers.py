@@ -85,6 +85,21 @@ def test_a_replacement_that_is_replaced_itself_is_followed_by_a_later_number() -
     assert [one.pid for one in routers.retiring] == [1]
 
 
+def test_a_router_that_is_ended_keeps_its_grace_when_the_supervisor_was_not_running() -> None:
+    routers = run(*UP, Started(record(2)), Hello(2, 8000))
+    term_at_s, kill_at_s = (at_s for at_s, _ in routers.retiring[0].signals)
+    sent = []
+    for at_s, paused_s in (
+        (term_at_s - 1.0, 0.0),
+        (term_at_s + kill_at_s, kill_at_s),
+        (2 * kill_at_s - 0.1, 0.0),
+        (2 * kill_at_s, 0.0),
+    ):
+        routers, effects = step(routers, Tick(paused_s), TIMING, at_s)
+        sent.append([one.number for one in effects if isinstance(one, Signal) and one.pid == 1])
+    assert sent == [[], [signal.SIGTERM], [], [signal.SIGKILL]]
+
+
 @given(
     st.lists(st.sampled_from(("start", "hello", "end", "beat", "free", "tick")), max_size=40),
     st.randoms(use_true_random=False),

@@ -31,6 +31,7 @@ class Machine:
     def __init__(self) -> None:
         self.ledger = Ledger(48 * GIB)
         self.workers: list[Worker] = []
+        self.unread: set[str] = set()
         self.others = 8 * GIB
         self.leaked = 0
         self.wired: int | None = None
@@ -50,6 +51,9 @@ class Machine:
             self, Settings(Config()), self.send, self, self.read, self.footprint,
             OomEvidence(lambda: self.watch.pressure, lambda: self.kernel_kills, counted=True),
         )  # fmt: skip
+
+    def is_unread(self, instance: str) -> bool:
+        return instance in self.unread
 
     def set_pressure(self, level: MemoryPressure, now_s: float) -> None:
         self.levels.append(level)
@@ -221,6 +225,21 @@ def test_a_load_that_was_measured_is_granted_what_it_was_corrected_to(machine: M
     machine.run(1)
     machine.change("b", state=WorkerState.READY, figures=WorkerFigures(memory_bytes=19 * GIB))
     machine.ledger.correct("b", 20 * GIB)
+    machine.run(1)
+    assert machine.watch.pressure is NONE
+
+
+def test_an_adopted_worker_is_granted_what_it_was_planned_at_once_that_is_known(
+    machine: Machine,
+) -> None:
+    machine.start("a", 5 * GIB, 30 * GIB)
+    machine.start("b", 5 * GIB, 5 * GIB, adopted=True)
+    machine.unread.add("b")
+    machine.run(1)
+    machine.unread.clear()
+    machine.ledger.raise_to("b", 20 * GIB)
+    machine.run(1)
+    machine.grow("b", 19 * GIB)
     machine.run(1)
     assert machine.watch.pressure is NONE
 

@@ -28,7 +28,7 @@ from lmx.supervisor.sockets import listening
 from lmx.supervisor.state.process_records import Records, RouterRecord, SupervisorLock
 from tests.support.rigs.core_rig import REQUESTER, CoreRig
 
-HANDOVER = Handover(7, 8, ("a", "b/c"), ("d",), (("e+=f", 8192), ("g", None)))
+HANDOVER = Handover(7, 8, ("a", "b/c"), ("d",), (("e+=f", 8192), ("g", None)), ("h",))
 
 
 def invocation(tmp_path: Path, text: str) -> Invocation:
@@ -52,7 +52,7 @@ def test_the_next_program_understands_what_it_receives(tmp_path: Path) -> None:
         "because": "",
         "lock_fd": 7,
         "listen_fd": 8,
-        "down": ("a", "b/c", "+e+=f=8192", "+g="),
+        "down": ("a", "b/c", "+e+=f=8192", "+g=", "~h"),
         "held": ("d",),
     }
     assert Handover.of(7, 8, reported["down"], reported["held"]) == HANDOVER
@@ -101,7 +101,7 @@ def test_a_model_that_was_unloaded_in_the_midst_of_a_handover_stays_down(unloade
 
 def test_a_load_that_was_ordered_survives_a_handover() -> None:
     """Whether it waits for memory, is being fetched, or is tried again after a failure."""
-    needs = {"big": 700, "waits": 400, "hub": 100, "fails": 100, "asked": 400, "none": 100}
+    needs = {"big": 700, "waits": 400, "hub": 50, "fails": 50, "asked": 400, "none": 50, "set": 50}
     quiet: dict[str, dict[str, Any]] = {name: {"preload": False} for name in needs}
     configured = {"context_length": 8192}  # it holds as it is when the next program reads it
     before = CoreRig(needs, models=quiet | {"hub": quiet["hub"] | configured}, up=("big",))
@@ -113,10 +113,12 @@ def test_a_load_that_was_ordered_survives_a_handover() -> None:
     before.ask("asked")
     before.actions.spawn_error = OSError(11, "no more processes")
     before.operate(control.LoadModel("fails"))
+    before.operate(control.LoadModel("set", 2048))
     states = ["queued", "fetching", "backoff", "queued"]
     assert [before.state(name) for name in ("waits", "hub", "fails", "asked")] == states
     handover = leave(before.core, 7, None)
-    assert handover.ordered == (("waits", 4096), ("hub", None), ("fails", None))
+    assert handover.ordered == (("waits", 4096), ("hub", None), ("set", 2048))
+    assert handover.retried == ("fails",)
     after = CoreRig(needs, models=quiet)
     after.actions.remote.add("hub")
     big = before.worker("big")
@@ -126,6 +128,20 @@ def test_a_load_that_was_ordered_survives_a_handover() -> None:
     assert [after.state(name) for name in ("waits", "hub", "fails", "asked", "none")] == states
     assert after.slot("waits").model.context_length == 4096
     assert after.slot("waits").life.demand.ordered_at_s is not None
+    assert (after.state("set"), after.slot("set").model.context_length) == ("starting", 2048)
+
+
+def test_a_model_that_is_tried_again_evicts_no_other_after_a_handover() -> None:
+    needs = {"idle": 600, "fails": 600}
+    before = CoreRig(needs)
+    before.actions.spawn_error = OSError(11, "no more processes")
+    before.ask("fails")
+    handover = leave(before.core, 7, None)
+    assert (handover.ordered, handover.retried) == ((), ("fails",))
+    after = CoreRig(needs, models={"fails": {"preload": False}}, up=("idle",))
+    after.at(1000.0)
+    resume(handover, after.core, 1000.0)
+    assert [after.state(name) for name in needs] == ["ready", "cold"]
 
 
 def test_no_order_is_given_twice() -> None:
