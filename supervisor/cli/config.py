@@ -68,7 +68,7 @@ def config_check(config: Path | None) -> None:
     checked = found.config
     for gap in checked.routing_gaps():
         click.echo(gap)
-    notices = [*config_notices(found.path), *missing_extras(checked)]
+    notices = [*config_notices(found.path, os.environ), *missing_extras(checked)]
     for notice in [*notices, *key_notices(checked, KeyFile(home().keys).peek().keys)]:
         click.echo(notice)
     # For a supervisor, a model whose files can't be read costs itself alone.

@@ -109,10 +109,10 @@ def load_config(
     """
     values = {} if path is None else _file_values(path)
     problems: list[str] = []
-    variables = {
-        key: options.get(name, name)
-        for key, name in _apply_variables(values, environment, problems).items()
-    }
+    in_file = values.get("models")
+    applied = _apply_variables(values, environment, problems)
+    _leave_out_others(values, in_file, applied)
+    variables = {key: options.get(name, name) for key, name in applied.items()}
     # A key with nothing below it, as when all models are commented out, says nothing.
     values = {name: value for name, value in values.items() if value is not None}
     parts: Parts | None = None
@@ -146,7 +146,7 @@ def configured_models(path: Path | None, environment: Mapping[str, str]) -> list
     return [model for model in models if isinstance(model, dict)]
 
 
-def config_notices(path: Path | None) -> list[str]:
+def config_notices(path: Path | None, environment: Mapping[str, str]) -> list[str]:
     """Return sentences for people about what is odd in a configuration that is valid."""
     if path is None:
         return []
@@ -163,7 +163,10 @@ def config_notices(path: Path | None) -> list[str]:
             refuse_folder_as_repository(str(model["source"]), path.absolute().parent)
         except (SourceError, LookupError) as error:
             notices.append(f"models.{model.get('id')}.source: {error}")
-    return notices
+    values = _file_values(path)
+    in_file = values.get("models")
+    left_out = _leave_out_others(values, in_file, _apply_variables(values, environment, []))
+    return [*notices, *left_out]
 
 
 def exposed_keys(path: Path) -> int | None:
@@ -338,6 +341,46 @@ def _apply_variables(
             other = key == ("server", "host") and not isinstance(value, str)
             target[key[-1]] = text if other else value
     return applied
+
+
+def _leave_out_others(
+    values: dict[str, Any], in_file: Any, applied: Mapping[tuple[str, ...], str]
+) -> list[str]:
+    """Leave out what the file says of those of its models in whose place a variable has put others:
+    they are no mistake of the file. Returns sentences for people about it."""
+    if ("models",) not in applied:
+        return []
+    gone = _names_of(in_file) - _names_of(values["models"])
+    left_out = []
+    default = values.get("default_model")
+    if isinstance(default, str) and default in gone and ("default_model",) not in applied:
+        del values["default_model"]
+        left_out.append(f"default_model is left out: {default!r} is not served now")
+    groups = values.get("groups")
+    for group in list(groups) if isinstance(groups, list) else ():
+        models = group.get("models") if isinstance(group, dict) else None
+        others = gone.intersection(map(str, models)) if isinstance(models, list) else ()
+        if others:
+            group["models"] = [one for one in models if str(one) not in others]
+            if not group["models"]:
+                groups.remove(group)
+            left_out.append(
+                f"models that are not served now are left out of the group {group.get('name')!r}: "
+                + ", ".join(sorted(others))
+            )
+    return left_out
+
+
+def _names_of(models: Any) -> set[str]:
+    """Return the names of models that were not validated."""
+    names: list[Any] = []
+    for model in models if isinstance(models, list) else ():
+        if isinstance(model, dict):
+            for key in ("aliases", "adapters"):
+                found = model.get(key)
+                names += found if isinstance(found, list | dict) else [found]
+            names.append(model.get("id"))
+    return {name for name in names if isinstance(name, str)}
 
 
 def absolute_models(text: str, folder: Path) -> str:

@@ -73,7 +73,7 @@ def run_foreground(
     service = Service(config, home, version, invocation, logs.follow)
     if aside is not None:
         service.notify(f"{home.supervisor_log} was no file: it was set aside as {aside.name}")
-    for notice in (*prepared, *config_notices(config_path(invocation.config))):
+    for notice in (*prepared, *config_notices(config_path(invocation.config), os.environ)):
         service.notify(notice)
     handover = asyncio.run(_serve(service, more, narrate=not invocation.detached))
     if handover is not None:

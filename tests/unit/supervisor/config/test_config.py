@@ -515,11 +515,41 @@ def test_one_that_is_empty_is_valid_and_said(tmp_path: Path) -> None:
     path = tmp_path / "lmx.yaml"
     path.touch()
     assert load_config(path, {}).models == ()
-    assert config_notices(path) == [
+    assert config_notices(path, {}) == [
         f"{path} is empty: what it should say is as by default, and no models are in it"
     ]
     path.write_text("models: []")
-    assert config_notices(path) == config_notices(None) == []
+    assert config_notices(path, {}) == config_notices(None, {}) == []
+
+
+def test_models_of_a_variable_need_nothing_that_the_file_says_of_others(tmp_path: Path) -> None:
+    """As those that are typed after `lmx serve`, or the demo's."""
+    path = tmp_path / "lmx.yaml"
+    path.write_text("""
+default_model: small
+models: [{id: a, source: org/a, aliases: [small]}, {id: b, source: org/b}, {id: c, source: org/c}]
+groups: [{name: swapped, models: [a, b], swap: true}, {name: alone, models: [c]}]
+""")
+    assert load_config(path, {}).default_model == "small"
+    variables = {"LMX_MODELS": "b=org/b,d=org/d"}
+    config = load_config(path, variables)
+    assert ([model.id for model in config.models], config.default_model) == (["b", "d"], None)
+    assert [(group.name, group.models) for group in config.groups] == [("swapped", ("b",))]
+    assert config_notices(path, {}) == []
+    assert config_notices(path, variables) == [
+        "default_model is left out: 'small' is not served now",
+        "models that are not served now are left out of the group 'swapped': a",
+        "models that are not served now are left out of the group 'alone': c",
+    ]
+    # What names no model of the file either is a mistake all the same.
+    with pytest.raises(OperationError, match="'nobody' is no name of a model"):
+        load_config(path, {**variables, "LMX_DEFAULT_MODEL": "nobody"})
+    path.write_text(path.read_text().replace("models: [a, b]", "models: [a, [b], typo]"))
+    with pytest.raises(OperationError, match=r"it is a text \(given: \['b'\]\)"):
+        load_config(path, variables)
+    path.write_text(path.read_text().replace("[a, [b], typo]", "[a, typo]"))
+    with pytest.raises(OperationError, match="it names 'typo', which is no model's id"):
+        load_config(path, variables)
 
 
 def test_times_may_have_units(tmp_path: Path) -> None:
@@ -560,9 +590,9 @@ def test_paths_of_models_are_from_the_folder_of_the_file(
 def test_a_folder_beside_the_file_that_is_read_as_a_repository_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "lmx.yaml"
     path.write_text("models: [{id: a, source: m/minilm}, {id: b, source: org/b}]")
-    assert config_notices(path) == []
+    assert config_notices(path, {}) == []
     (tmp_path / "m" / "minilm").mkdir(parents=True)
     (tmp_path / "m" / "minilm" / "config.json").write_text("{}")
-    (notice,) = config_notices(path)
+    (notice,) = config_notices(path, {})
     assert notice.startswith("models.a.source: 'm/minilm' would be a repository of the hub")
     assert "write './m/minilm' for the folder" in notice
