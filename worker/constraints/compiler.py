@@ -134,7 +134,8 @@ class ConstraintCompiler:
         call_checks: dict[str, AnswerCheck] = {}
         schema = None
         if source.structure and not required:
-            matcher, schema = self._structure(source.structure)
+            frame = "" if source.only_form else self._frame()
+            matcher, schema = self._structure(source.structure, frame)
             forms.append(Form(matcher))
             remarks += schema.remarks if schema else ()
         if use and (required or (forms and use.choice is ToolChoice.AUTO)):
@@ -150,7 +151,8 @@ class ConstraintCompiler:
                 forms.append(Form(matched))
             remarks += notes
         limited = source.thinking.budget_tokens is not None
-        rules = self._rules(source) if forms or limited else None
+        may_think = bool(forms) and (required or not source.only_form)
+        rules = self._rules(source) if may_think or limited else None
         if not forms and rules is None:
             return ConstraintMaker(None, remarks=tuple(remarks)) if remarks else None
         masks = self._vocabulary.masks
@@ -167,9 +169,9 @@ class ConstraintCompiler:
         check = schema.check if schema else None
         return ConstraintMaker(make, check, tuple(remarks), call_checks, marked)
 
-    def _structure(self, structure: Structure) -> tuple[LLMatcher, SchemaForm | None]:
+    def _structure(self, structure: Structure, frame: str) -> tuple[LLMatcher, SchemaForm | None]:
         if structure.kind is StructureKind.JSON_SCHEMA:
-            return self._schema(structure)
+            return self._schema(structure, frame)
         vocabulary = self._vocabulary
         if not structure.text.isascii() and has_lone_surrogate(structure.text):
             raise invalid(structure.param, LONE_SURROGATE)
@@ -179,16 +181,16 @@ class ConstraintCompiler:
                     raise invalid(f"{structure.param}[{index}]", UNSPELLABLE)
         grammar = structure_grammar(structure)
         lark = structure.kind is StructureKind.GRAMMAR
-        return self._framed(grammar, structure.param, lark=lark), None
+        return self._matcher(_framed(frame, grammar), structure.param, lark=lark), None
 
-    def _schema(self, structure: Structure) -> tuple[LLMatcher, SchemaForm]:
+    def _schema(self, structure: Structure, frame: str) -> tuple[LLMatcher, SchemaForm]:
         """Return the matcher of a schema, which enforces most of it, and the schema's form."""
         schema = read_schema(structure)
 
         def compiled(form: SchemaForm) -> LLMatcher:
             self._check_texts(form.schema, structure.param)
             grammar = schema_grammar(form.schema, space(structure))
-            return self._framed(grammar, structure.param, schema)
+            return self._matcher(_framed(frame, grammar), structure.param, schema)
 
         try:
             return self._first_accepted(schema, structure.param, compiled)
@@ -220,26 +222,16 @@ class ConstraintCompiler:
         matcher = LLMatcher(self._vocabulary.tokenizer, grammar, log_level=0, limits=LIMITS)
         return not matcher.is_error()
 
-    def _framed(
-        self,
-        grammar: Grammar,
-        param: str,
-        schema: Mapping[str, Any] | None = None,
-        *,
-        lark: bool = False,
-    ) -> LLMatcher:
-        """Compile the grammar of an answer, inside the text that this model writes around one. The
-        other arguments are those of :meth:`_matcher`."""
-        family, frame = self._family, ""
+    def _frame(self) -> str:
+        """Return Lark for the text that this model writes around ``@answer``; "" if it writes
+        none."""
+        family = self._family
         if family.answer is not None:
-            frame = family.answer.grammar(self._vocabulary.special, "answer")
-        elif family.messages is not None:
+            return family.answer.grammar(self._vocabulary.special, "answer")
+        if family.messages is not None:
             header = family.messages.header(self._vocabulary.special, [family.messages.user])
-            frame = f"%llguidance {{}}\nstart: {header} @answer"
-        if frame:
-            framed = [{"lark_grammar": frame}, {"name": "answer", **grammar}]
-            return self._matcher(framed, param, schema, lark=lark)
-        return self._matcher([grammar], param, schema, lark=lark)
+            return f"%llguidance {{}}\nstart: {header} @answer"
+        return ""
 
     def _strict_calls(
         self, use: ToolUse, checks: dict[str, AnswerCheck]
@@ -453,6 +445,11 @@ def _asks_strictly(use: ToolUse) -> bool:
     """Return whether a function is strict that the model may call, or not."""
     functions = [tool["function"] for _, tool in use.callable()]
     return use.choice is ToolChoice.AUTO and any(one.get("strict") for one in functions)
+
+
+def _framed(frame: str, grammar: Grammar) -> list[Grammar]:
+    """Return the grammars of an answer inside the text around it."""
+    return [{"lark_grammar": frame}, {"name": "answer", **grammar}] if frame else [grammar]
 
 
 def _texts(part: Mapping[str, Any]) -> list[str]:

@@ -244,6 +244,9 @@ class ConstraintSource:
     """How much the model may think before its answer."""
     thinking_open: bool
     """As in :class:`EncodedPrompt`."""
+    only_form: bool = False
+    """Whether the form of the answer is that of the whole text, without a thought or a header
+    before it: nothing separates them from it, or the prompt ends behind them."""
     allowed_token_ids: tuple[int, ...] = ()
     """The only tokens that may come; none given: all of them."""
     bad_words: tuple[str, ...] = ()

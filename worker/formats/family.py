@@ -72,8 +72,9 @@ Reader = Callable[[TextFeed, PartSink], Steps[bool]]
 """Reads calls. The feed must be marked; the text that is marked at the end turned out to be no
 call. Returns False if no part of the text is a call."""
 
-AnswerReader = Callable[[TextFeed, PartSink, bool], Steps[None]]
-"""Reads a whole answer. The last argument is whether it begins inside the thinking."""
+AnswerReader = Callable[[TextFeed, PartSink, bool, bool], Steps[None]]
+"""Reads a whole answer. The last arguments are whether it begins inside the thinking, and whether
+it begins inside the text of the answer."""
 
 CallWriter = Callable[[Rules, Tool, SpecialTokens], str | None]
 """Returns the grammar of a call as Lark; None if the family's form can't express the call."""

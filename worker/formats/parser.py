@@ -60,7 +60,8 @@ class OutputParser:
     call that was cut off before its name is one of ``only``, the single tool that may be called,
     without arguments; if several may be, its text is content after all, without the header of a
     message. ``either`` means that an answer is content or calls, and that everything after calls is
-    dropped. With ``marked_calls`` there are no calls without markers.
+    dropped. With ``marked_calls`` there are no calls without markers. ``in_answer`` means that the
+    prompt ends inside the text of the answer, behind the header that a family may put before it.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class OutputParser:
         marked_calls: bool = False,
         open_calls: bool = True,
         thinking_closed: bool = False,
+        in_answer: bool = False,
     ) -> None:
         self._reasoning = reasoning
         self._parallel = parallel
@@ -115,7 +117,7 @@ class OutputParser:
         self._kept_end = ""
         self._steps: Steps[None] | None = None
         if family.answer is not None:
-            self._steps = family.answer.read(self._feed, self._sink, thinking_open)
+            self._steps = family.answer.read(self._feed, self._sink, thinking_open, in_answer)
         elif reasoning or tools or family.messages:
             forms = call_forms(family) if tools else ()
             self._forms = {form.start: form for form in forms}

@@ -200,6 +200,7 @@ def prepare(
             request.tool_use,
             request.thinking,
             encoded.thinking_open,
+            not request.parse or _in_answer(request, encoded),
             request.sampling.allowed_token_ids,
             request.sampling.bad_words,
         )
@@ -469,6 +470,11 @@ def _check_scores(request: Generate, prompt_tokens: int) -> None:
     )
 
 
+def _in_answer(request: Generate, encoded: EncodedPrompt) -> bool:
+    """Return whether the prompt ends inside the text of an answer, which is continued."""
+    return request.continue_final_message and not encoded.thinking_open
+
+
 def _text_rules(asked: _Asked, facts: ModelFacts) -> TextRules:
     request, encoded = asked.request, asked.encoded
     sampling, tool_use = request.sampling, request.tool_use
@@ -496,6 +502,7 @@ def _text_rules(asked: _Asked, facts: ModelFacts) -> TextRules:
                 marked_calls=asked.constraint.marked_calls,
                 open_calls=facts.calls_in_open_thought,
                 thinking_closed=encoded.thinking_closed,
+                in_answer=_in_answer(request, encoded),
             )
         )
         if parses

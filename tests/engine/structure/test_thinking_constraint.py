@@ -51,6 +51,12 @@ DIGITS = set(tokens("0123456789"))
 BREAK = tokens("\n")[0]
 
 
+def test_nothing_is_thought_where_the_form_is_that_of_the_whole_text() -> None:
+    maker = THINK.compile(ConstraintSource(DIGIT, None, AS_IT_DOES, False, only_form=True))
+    assert maker is not None
+    assert allowed_set(maker()) == DIGITS
+
+
 def test_a_model_may_think_before_its_answer_or_not() -> None:
     one = constraint()
     assert allowed_set(one) == DIGITS | {START}

@@ -199,6 +199,23 @@ def test_a_structure_is_in_the_final_channel_of_gpt_oss() -> None:
     assert set(allowed_tokens(one)) == it.eos  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("parser", ["harmony", "atem", "json_tools"])
+@pytest.mark.parametrize("kind", [StructureKind.JSON_SCHEMA, StructureKind.CHOICE])
+def test_a_structure_is_the_whole_text_where_no_header_and_no_thought_can_come_before_it(
+    parser: str, kind: StructureKind
+) -> None:
+    it = Family(parser)
+    form = '{"const": "yes"}' if kind is StructureKind.JSON_SCHEMA else '["\\"yes\\""]'
+    source = ConstraintSource(Structure(kind, form, "p"), None, Thinking(), False, only_form=True)
+    maker = it.compiler.compile(source)
+    assert maker
+    one = maker()
+    quoted = set(it.tokens('"')) | set(it.tokens('"y')) | set(it.tokens('"yes"'))
+    assert set(allowed_tokens(one)) <= quoted
+    feed(one, it.tokens('"yes"'))
+    assert set(allowed_tokens(one)) == it.eos  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "header", ["", " to=user<|message|>", "<|start|>assistant to=user<|message|>"]
 )

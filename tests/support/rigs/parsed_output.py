@@ -58,6 +58,7 @@ def parse(
     parallel: bool = True,
     cuts: Sequence[int] | None = None,
     open_calls: bool = True,
+    in_answer: bool = False,
 ) -> Parsed:
     """Parse ``text`` cut at these places; None: after every character.
 
@@ -67,7 +68,13 @@ def parse(
     places = range(1, len(text)) if cuts is None else sorted(cuts)
     edges = [0, *places, len(text)]
     parser = OutputParser(
-        reasoning, thinking_open, tool_parser, tools, parallel, open_calls=open_calls
+        reasoning,
+        thinking_open,
+        tool_parser,
+        tools,
+        parallel,
+        open_calls=open_calls,
+        in_answer=in_answer,
     )
     parts: list[Part] = []
     for start, end in itertools.pairwise(edges):

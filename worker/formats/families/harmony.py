@@ -1,7 +1,7 @@
 """gpt-oss ("harmony"): whole answers are messages in channels, each with a header."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from lmx.protocol.states import DeltaKind
@@ -28,8 +28,11 @@ _NAME: Final = re.compile(r"[\w.-]+")
 _CHANNEL_NAME: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 
 
-def read_harmony(feed: TextFeed, sink: PartSink, thinking_open: bool) -> Steps[None]:
-    """Read a whole answer. It begins in the header of its first message, or in the thinking.
+def read_harmony(
+    feed: TextFeed, sink: PartSink, thinking_open: bool, in_answer: bool
+) -> Steps[None]:
+    """Read a whole answer. It begins in the header of its first message, in the thinking, or in the
+    text of the answer.
 
     The channel ``analysis`` is reasoning, ``commentary`` to a tool is a call, and everything else
     is content. A message to an unknown tool is content as it is, with its header.
@@ -38,6 +41,8 @@ def read_harmony(feed: TextFeed, sink: PartSink, thinking_open: bool) -> Steps[N
     if thinking_open and not (yield from feed.until(_ENDS, sink.reasoning)):
         return
     sink.kind = DeltaKind.CONTENT
+    if in_answer:
+        yield from _read_text(feed, sink.content)
     while (yield from feed.char()):
         yield from _read_message(feed, sink)
         sink.kind = DeltaKind.CONTENT
@@ -65,10 +70,13 @@ def _read_message(feed: TextFeed, sink: PartSink) -> Steps[None]:
     feed.unmark()
     is_thought = channels[-1:] == ["analysis"]
     sink.kind = DeltaKind.REASONING if is_thought else DeltaKind.CONTENT
-    # A second header in a message begins another one.
-    end = yield from feed.until((*_ENDS, CHANNEL), sink.reasoning if is_thought else sink.content)
-    if end == CHANNEL:
-        feed.unread(len(end))
+    yield from _read_text(feed, sink.reasoning if is_thought else sink.content)
+
+
+def _read_text(feed: TextFeed, emit: Callable[[str], None]) -> Steps[None]:
+    """Read to the end of a message. A second header in a message begins another one."""
+    if (yield from feed.until((*_ENDS, CHANNEL), emit)) == CHANNEL:
+        feed.unread(len(CHANNEL))
 
 
 def _is_header(text: str) -> bool:

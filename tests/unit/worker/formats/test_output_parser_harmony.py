@@ -53,6 +53,22 @@ def test_harmony_that_begins_in_the_thinking() -> None:
     assert (parsed.reasoning, parsed.content) == ("hm", "Hi")
 
 
+@pytest.mark.parametrize("end", ["<|return|>", "<|end|>", ""])
+def test_harmony_that_continues_the_text_of_an_answer(end: str) -> None:
+    text = f"and so on.{end}"
+    parsed = parse(text, "harmony", reasoning=HARMONY_THINK, in_answer=True, tools=TOOLS)
+    assert (parsed.content, parsed.order) == ("and so on.", ["content"])
+    assert len(parsed.fragments) == len("and so on."), "It comes as it is written."
+
+
+@pytest.mark.parametrize("between", ["", f"<|end|>{NEXT}"])
+def test_a_harmony_call_behind_the_text_that_is_continued(between: str) -> None:
+    text = f"I look.{between}{harmony_call('now', '{}')}"
+    for cuts in (None, []):
+        parsed = parse(text, "harmony", in_answer=True, tools=TOOLS, cuts=cuts)
+        assert (parsed.content, parsed.objects) == ("I look.", [("now", {})])
+
+
 MUSE = MUSE_MESSAGES.thinking
 CALL = FORMS["atem"]([("now", {})])
 THOUGHT = f" to=self<|message|>hm<|eom|>{NEXT}"

@@ -12,8 +12,10 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Assist, Generate, Sampling, Search, Thinking, TokenBias
 from lmx.protocol.messages.specs import LogSpec, SpeculationSpec, WorkerSpec
 from lmx.protocol.models.sampling import PARAMETERS, SamplingParameters
+from lmx.protocol.states import DeltaKind
 from lmx.worker.engine.values import (
     ConstraintMaker,
+    ConstraintSource,
     EncodedPrompt,
     ModelFacts,
     PromptSource,
@@ -423,3 +425,42 @@ def test_an_answer_behind_the_thinking_that_the_prompt_has_ended(
     parser = job.rules.make_parser()
     parts = [*parser.add("The <think> tag."), *parser.finish()]
     assert (len(parts) == 1) is closed
+
+
+@pytest.mark.parametrize(
+    ("parse", "continues", "thinking_open", "only_form"),
+    [
+        (True, False, False, False),
+        (False, False, False, True),
+        (True, True, False, True),
+        (True, True, True, False),
+    ],
+)
+def test_a_form_is_that_of_the_whole_text_where_nothing_comes_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+    parse: bool,
+    continues: bool,
+    thinking_open: bool,
+    only_form: bool,
+) -> None:
+    engine = ScriptedEngine({})
+    sources: list[ConstraintSource] = []
+    monkeypatch.setattr(engine, "encode", lambda source: EncodedPrompt([1], thinking_open))
+    monkeypatch.setattr(engine, "constrain", sources.append)
+    facts = dataclasses.replace(
+        FACTS,
+        reasoning=ReasoningMarkers("<|channel|>analysis<|message|>", "<|end|>"),
+        tool_parser="harmony",
+    )
+    request = Generate(
+        1, "r", Sampling(), 1, messages=(), parse=parse, continue_final_message=continues
+    )
+    job = prepare(engine, facts, SPEC, request, 1, lambda: 1, 0.0)
+    (source,) = sources
+    assert source.only_form is only_form
+    if parse:
+        assert job.rules.make_parser is not None
+        kinds = [part.kind for part in job.rules.make_parser().add("and so on.")]
+        assert kinds == (
+            [DeltaKind.REASONING] if thinking_open else [DeltaKind.CONTENT] * continues
+        )
