@@ -582,20 +582,31 @@ class BatchRunner:
             self._is_stale = True
             raise asyncio.CancelledError
         answered = await self._answer(row.endpoint, body, key)
-        if answered.code in PASSING:
+        suspicious = answered.code in SUSPICIOUS or self._is_too_large(line, answered.code)
+        if answered.code in PASSING and not suspicious:
             batch.ready.appendleft(line)
             pause_s = _PAUSES_S[min(batch.failures, len(_PAUSES_S) - 1)]
             batch.failures += 1
             batch.not_before_s = time.monotonic() + pause_s
             return
         batch.failures = 0
-        if answered.code in SUSPICIOUS and not alone:
+        if suspicious and not alone:
             batch.suspects.append(line)
             return
         result = _result(row.endpoint, answered)
         self._files.put_result(row.id, line.number, result)
         self._services.metrics.batch_line_answered(ok=result.ok)
         self.lines_left = max(0, self.lines_left - 1)
+
+    def _is_too_large(self, line: LineRow, code: ErrorCode | None) -> bool:
+        """Return whether a line that found no memory may need too much of it itself: its model is
+        loaded, memory is not short, and nobody else is served."""
+        directory = self._services.supervisor.latest
+        if code is not ErrorCode.INSUFFICIENT_MEMORY or directory is None or self._is_paused:
+            return False
+        model = self._view(directory, line.model)
+        is_loaded = model is not None and ready_instance(model) is not None
+        return is_loaded and not directory.snapshot.no_loads
 
     def _ended(self, batch: _Batch, task: asyncio.Task[None], alone: bool) -> None:
         line = batch.running.pop(task)

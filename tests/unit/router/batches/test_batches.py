@@ -525,11 +525,19 @@ async def test_somebody_comes_while_a_line_is_chosen(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("code", "status"),
-    [(ErrorCode.WORKER_LOST, None), (ErrorCode.QUEUE_TIMEOUT, None), (ErrorCode.ENGINE_ERROR, 500)],
+    ("code", "no_loads", "status"),
+    [
+        (ErrorCode.WORKER_LOST, None, None),
+        (ErrorCode.QUEUE_TIMEOUT, None, None),
+        (ErrorCode.INSUFFICIENT_DISK, None, None),
+        (ErrorCode.INSUFFICIENT_MEMORY, "memory is short", None),
+        # The model is loaded and memory is not short: the line itself is too large.
+        (ErrorCode.INSUFFICIENT_MEMORY, None, 503),
+        (ErrorCode.ENGINE_ERROR, None, 500),
+    ],
 )
 async def test_a_line_that_could_not_be_answered(
-    code: ErrorCode, status: int | None, monkeypatch: pytest.MonkeyPatch
+    code: ErrorCode, no_loads: str | None, status: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What passes is tried until it has; what may be the line's doing, once more and alone."""
     monkeypatch.setattr(runner, "_PAUSES_S", (0.01,))
@@ -545,7 +553,8 @@ async def test_a_line_that_could_not_be_answered(
         await answer(stream)
 
     async with router_rig(script) as rig, sdk(rig) as client:
-        await rig.publish(ready(MODEL, INSTANCE, max_rows=4, created_s=1), default=MODEL)
+        model = ready(MODEL, INSTANCE, max_rows=4, created_s=1)
+        await rig.publish(model, default=MODEL, no_loads=no_loads)
         batch = await begun(client, jsonl(line("a"), line("p", "poison"), line("b")))
         done = await ended(client, batch)
         assert done.request_counts is not None
