@@ -199,10 +199,18 @@ class ApiFamily:
 
 class ResponsesFamily(ApiFamily):
     """OpenAI's errors, and the event of its Responses API for one that comes before a response
-    exists. The writer of a response's events has another one."""
+    exists. The writer of a response's events has another one. What a worker calls the messages is
+    the input here."""
+
+    def error_body(self, error: LmxError, context: ErrorContext = _ANYWHERE) -> Error:
+        body = openai_error(error, context)
+        if error.param == "messages":
+            body["error"]["param"] = "input"
+        return body
 
     def error_event(self, error: LmxError, request_id: str | None) -> bytes:
-        shown = {"code": error.code.value, "message": shown_message(error), "param": error.param}
+        body = self.error_body(error)["error"]
+        shown = {name: body[name] for name in ("code", "message", "param")}
         return named_event({"type": "error", **shown, "sequence_number": 0})
 
 

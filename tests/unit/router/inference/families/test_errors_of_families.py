@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from lmx.protocol.errors import ErrorCode
+from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.snapshot import NamePattern
 from lmx.protocol.states import ModelKind
-from lmx.router.http.api_family import ANTHROPIC, ERROR_BODIES, OLLAMA, OPENAI, ApiFamily
+from lmx.router.http.api_family import ANTHROPIC, ERROR_BODIES, OLLAMA, OPENAI, RESPONSES, ApiFamily
 from lmx.router.http.endpoint import Access
 from lmx.router.http.errors import http_status
 from lmx.router.server.routes import ROUTES
@@ -134,6 +134,24 @@ async def test_anthropic_s_clients_see_that_a_prompt_is_too_long(message: str, s
             assert said.endswith(message)
             begins = said.startswith(f"prompt is too long{shown}")
             assert begins is (path == "/v1/messages"), said
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_s_error_names_its_own_field(stream: bool) -> None:
+    refuse = refuses(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long", param="messages")
+    async with router_rig(refuse) as rig:
+        fields, _ = WAYS["/v1/responses"]
+        status, body = await rig.post_json("/v1/responses", model=MODEL, stream=stream, **fields)
+        assert (status, body["error"]["param"]) == (400, "input")
+
+
+def test_an_event_of_a_response_s_error_names_its_own_field() -> None:
+    error = RequestError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "too long", param="messages")
+    event = json.loads(RESPONSES.error_event(error, None).partition(b"data: ")[2])
+    assert event == {
+        "type": "error", "code": "context_length_exceeded", "message": "too long",
+        "param": "input", "sequence_number": 0,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("path", WAYS)
