@@ -66,10 +66,8 @@ def spawned(instance: str, model_id: str, pid: int, limits: Limits, now_s: float
 
 def adopted(instance: str, model_id: str, pid: int, limits: Limits, now_s: float) -> Worker:
     """Return a worker that an earlier supervisor started. Its hello will say its state."""
-    return Worker(
-        instance, model_id, pid, limits, _S.STARTING, now_s + limits.start_s, now_s,
-        adopted=True, phase=LoadPhase.START, history=("adopted",),
-    )  # fmt: skip
+    worker = spawned(instance, model_id, pid, limits, now_s)
+    return _with(worker, adopted=True, history=("adopted",))
 
 
 def step(worker: Worker, event: Any, now_s: float) -> _Result:

@@ -70,22 +70,6 @@ class ExitedWorker:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """There is nothing new to report about this worker."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """The missing memory of a worker is reported for the first time, or has become less."""
-
-    missing_bytes: int
-    """0 if all of its memory is back."""
-
-
-Verdict = Waiting | Settled
-
-
 def deadline_s(held_bytes: int) -> float:
     """Return how long ``held_bytes`` may take to come back."""
     return DEADLINE_S + held_bytes // _DEADLINE_STEP_BYTES
@@ -96,11 +80,9 @@ def threshold_bytes(held_bytes: int) -> int:
     return max(MIN_MISSING_BYTES, held_bytes // MIN_MISSING_PART)
 
 
-def judge(
-    exited_workers: Sequence[ExitedWorker], now: Balance, now_s: float
-) -> list[tuple[ExitedWorker, Verdict]]:
+def judge(exited_workers: Sequence[ExitedWorker], now: Balance, now_s: float) -> list[ExitedWorker]:
     """Judge each exited worker, the oldest first. Returns the workers with ``missing_bytes`` as it
-    is reported now, each with its verdict."""
+    is reported now. It has changed if it is reported for the first time, or has become less."""
     lost = _shared_out(exited_workers, now)
     return [
         _judge_one(exited, lost_bytes, now_s)
@@ -108,14 +90,14 @@ def judge(
     ]
 
 
-def _judge_one(exited: ExitedWorker, lost_bytes: int, now_s: float) -> tuple[ExitedWorker, Verdict]:
+def _judge_one(exited: ExitedWorker, lost_bytes: int, now_s: float) -> ExitedWorker:
     reported_bytes = exited.missing_bytes
     if reported_bytes is None:
         if lost_bytes > 0 and now_s - exited.exited_at_s < deadline_s(exited.held_bytes):
-            return exited, Waiting()
+            return exited
     elif lost_bytes > 0 and reported_bytes - lost_bytes < MIN_MISSING_BYTES:
-        return exited, Waiting()
-    return replace(exited, missing_bytes=lost_bytes), Settled(lost_bytes)
+        return exited
+    return replace(exited, missing_bytes=lost_bytes)
 
 
 def _shared_out(exited_workers: Sequence[ExitedWorker], now: Balance) -> list[int]:

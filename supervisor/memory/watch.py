@@ -31,7 +31,7 @@ from lmx.supervisor.decisions.pressure import (
     SetLevel,
     WorkerMemory,
 )
-from lmx.supervisor.decisions.reclaim import Balance, ExitedWorker, Settled, judge
+from lmx.supervisor.decisions.reclaim import Balance, ExitedWorker, judge
 from lmx.supervisor.decisions.worker import Worker
 from lmx.supervisor.events import Events
 from lmx.supervisor.memory.system import (
@@ -315,10 +315,10 @@ class MemoryWatch:
     def _judge_exited_workers(self, balance: Balance, now_s: float) -> None:
         judged = judge(self._exited_workers, balance, now_s)
         before, self._exited_workers = self._exited_workers, []
-        for was, (exited, verdict) in zip(before, judged, strict=True):
+        for was, exited in zip(before, judged, strict=True):
             if exited.missing_bytes != 0:
                 self._exited_workers.append(exited)
-            if isinstance(verdict, Settled):
+            if exited.missing_bytes != was.missing_bytes:
                 self._settle(exited, was.missing_bytes, now_s)
 
     def _settle(self, exited: ExitedWorker, before: int | None, now_s: float) -> None:

@@ -163,12 +163,6 @@ def unload_occupied(life: SlotLife, _event: Any, _rules: Rules, now_s: float) ->
     return _end(life, error, to.intended(life, Intent.DOWN), _UNLOADED, now_s)
 
 
-def unload_down(life: SlotLife, _event: Any, _rules: Rules, _now_s: float) -> Result:
-    """The model is down already, and only ``load``, ``restart`` and ``reset`` forget its
-    failures."""
-    return to.deny_all(life, to.unloaded_error(_UNLOADED))
-
-
 _HELD: Final = Note("model.drained", "by an operator")
 
 

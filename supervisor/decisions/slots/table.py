@@ -47,7 +47,6 @@ from lmx.supervisor.decisions.slots.requests import (
     shut_down_coming,
     shut_down_occupied,
     unload,
-    unload_down,
     unload_occupied,
     want,
     withdraw,
@@ -127,7 +126,9 @@ TABLE: Final[dict[type, Row]] = {
     events.Withdrawn: (
         withdraw, withdraw, withdraw_queued, withdraw, withdraw, withdraw, withdraw,
     ),
-    events.Unloaded: (unload, unload, unload, unload_occupied, unload, unload_down, unload_down),
+    # In quarantine and in hold it is down already, nobody waits for it, and only load, restart and
+    # reset forget its failures.
+    events.Unloaded: (unload, unload, unload, unload_occupied, unload, late, late),
     events.Held: (hold, hold, hold, hold_occupied, hold, hold, hold),
     events.Reset: (reset, reset_coming, reset_coming, reset_coming, reset, reset, reset),
     events.ShutDown: (

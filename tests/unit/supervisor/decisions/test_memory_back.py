@@ -11,8 +11,6 @@ from lmx.supervisor.decisions.reclaim import (
     MIN_MISSING_BYTES,
     Balance,
     ExitedWorker,
-    Settled,
-    Waiting,
     judge,
     threshold_bytes,
 )
@@ -47,36 +45,35 @@ WIRED = left(before=Balance(40 * GIB, 2 * GIB))
 def test_what_is_missing_of_one_that_has_settled(
     departure: ExitedWorker, now: Balance, at_s: float, missing_bytes: int
 ) -> None:
-    assert judge([departure], now, at_s)[0][1] == Settled(missing_bytes)
+    assert judge([departure], now, at_s)[0].missing_bytes == missing_bytes
 
 
 def test_what_does_not_come_back_is_missing_after_the_deadline() -> None:
     now = Balance(35 * GIB)
-    assert judge([left()], now, 100.0 + DEADLINE_S - 0.1)[0] == (left(), Waiting())
-    departure, verdict = judge([left()], now, 100.0 + DEADLINE_S)[0]
-    assert verdict == Settled(5 * GIB)
-    assert judge([departure], now, 200.0)[0][1] == Waiting()
+    assert judge([left()], now, 100.0 + DEADLINE_S - 0.1) == [left()]
+    (departure,) = judge([left()], now, 100.0 + DEADLINE_S)
+    assert departure == replace(left(), missing_bytes=5 * GIB)
+    assert judge([departure], now, 200.0) == [departure]
 
 
 def test_what_is_missing_is_reported_again_when_it_returns() -> None:
     missing = replace(left(), missing_bytes=5 * GIB)
-    assert judge([missing], Balance(34 * GIB), 200.0)[0][1] == Waiting()
-    departure, verdict = judge([missing], Balance(37 * GIB), 200.0)[0]
-    assert verdict == Settled(3 * GIB)
-    assert departure.missing_bytes == 3 * GIB
-    assert judge([departure], Balance(39 * GIB), 200.0)[0][1] == Settled(0)
+    assert judge([missing], Balance(34 * GIB), 200.0) == [missing]
+    (departure,) = judge([missing], Balance(37 * GIB), 200.0)
+    assert departure == replace(left(), missing_bytes=3 * GIB)
+    assert judge([departure], Balance(39 * GIB), 200.0) == [replace(left(), missing_bytes=0)]
 
 
 def test_two_that_left_together_do_not_miss_the_same_bytes() -> None:
     now = Balance(34 * GIB)
-    verdicts = [verdict for _, verdict in judge([left(), left(name="b")], now, 200.0)]
-    assert verdicts == [Settled(0), Settled(6 * GIB)]
+    judged = judge([left(), left(name="b")], now, 200.0)
+    assert [one.missing_bytes for one in judged] == [0, 6 * GIB]
 
 
 def test_a_later_one_is_not_charged_with_an_earlier_loss() -> None:
     later = left(name="b", before=Balance(34 * GIB))
     judged = judge([left(), later], Balance(34 * GIB), 200.0)
-    assert [verdict for _, verdict in judged] == [Settled(6 * GIB), Settled(0)]
+    assert [one.missing_bytes for one in judged] == [6 * GIB, 0]
 
 
 _BYTES = st.integers(0, 40 * GIB)
@@ -99,21 +96,22 @@ _DEPARTURES = st.lists(
 def test_whatever_happens(departures: list[ExitedWorker], reach: int, now_s: float) -> None:
     now = Balance(reach)
     judged = judge(departures, now, now_s)
-    fresh = [verdict.missing_bytes for _, verdict in judged if isinstance(verdict, Settled)]
+    news = [one for was, one in zip(departures, judged, strict=True) if one != was]
+    fresh = [one.missing_bytes or 0 for one in news]
     most = max((one.before.attainable_bytes - reach for one in departures), default=0)
     assert sum(fresh) <= max(0, most)
-    for was, (departure, verdict) in zip(departures, judged, strict=True):
-        if isinstance(verdict, Waiting):
-            assert departure == was
+    for was, departure in zip(departures, judged, strict=True):
+        missing = departure.missing_bytes
+        if departure == was:
             waits = was.missing_bytes is None and now_s - was.exited_at_s < DEADLINE_S
             assert waits or was.missing_bytes is not None
             continue
-        missing = verdict.missing_bytes
+        assert missing is not None
         assert departure == replace(was, missing_bytes=missing)
         assert missing == 0 or threshold_bytes(was.held_bytes) < missing <= was.held_bytes
         # What was told only ever becomes less.
         assert was.missing_bytes is None or missing < was.missing_bytes
     # Settled is settled: the same reading says nothing new.
-    kept = [departure for departure, _ in judged if departure.missing_bytes]
+    kept = [departure for departure in judged if departure.missing_bytes]
     if len(kept) == len(judged):
-        assert all(verdict == Waiting() for _, verdict in judge(kept, now, now_s))
+        assert judge(kept, now, now_s) == kept
