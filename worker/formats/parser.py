@@ -153,6 +153,11 @@ class OutputParser:
         return self._sink.calls > 0
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the arguments of the last call are whole."""
+        return _is_json("".join(self._sink.last_arguments))
+
+    @property
     def satisfied(self) -> bool:
         """Whether no more text is wanted: the only call that is allowed is complete."""
         return not self._parallel and self._sink.calls > 0 and self._sink.kind is DeltaKind.CONTENT

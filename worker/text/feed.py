@@ -190,6 +190,8 @@ class PartSink:
         self.kind = DeltaKind.CONTENT
         self._index = -1
         self._parts: list[Part] = []
+        # Those of the call that was begun last.
+        self.last_arguments: list[str] = []
         self.write: Callable[[str], None] = self.content
         """Where a reader of calls puts text that is no call."""
 
@@ -219,11 +221,14 @@ class PartSink:
             self._dropping = True
             return
         self._index += 1
+        self.last_arguments.clear()
         call = ToolCallPart(self._index, f"call_{secrets.token_hex(12)}", name)
         self._parts.append(Part(DeltaKind.TOOL_CALL, "", call))
 
     def arguments(self, text: str) -> None:
         """Add to the arguments of the call that was begun last."""
+        if not self._dropping:
+            self.last_arguments.append(text)
         self._add(DeltaKind.TOOL_CALL, text, ToolCallPart(self._index))
 
     def next_parts(self) -> list[Part]:

@@ -150,6 +150,29 @@ def test_one_call_is_the_end_when_only_one_is_wanted() -> None:
     assert DeltaKind.CONTENT not in dict(texts(out))
 
 
+@pytest.mark.parametrize(
+    ("rules", "reason", "stop"),
+    [
+        ({"stop": ("two",)}, FinishReason.STOP, "two"),
+        ({"stop_ids": frozenset({3})}, FinishReason.STOP, "3"),
+        # Behind the arguments, and at the end of the text.
+        ({"stop": ("</tool_call>",)}, FinishReason.TOOL_CALLS, "</tool_call>"),
+        ({"stop": ("}}\n",)}, FinishReason.STOP, "}}\n"),
+        ({"stop": ("other",)}, FinishReason.TOOL_CALLS, None),
+    ],
+)
+def test_a_call_that_a_stop_cuts_off_is_none_to_make(
+    rules: dict[str, Any], reason: FinishReason, stop: str | None
+) -> None:
+    pieces = ['<tool_call>{"name": "now", "arguments": {"text": "one ', "tw", 'o"}}', "\n"]
+    out = run([*pieces, "</tool_call>"], make_parser=parser(), **rules)
+    assert (end(out).reason, end(out).stop) == (reason, stop)
+    # What comes after a whole call changes nothing.
+    whole = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    last = end(run([whole, "two"], make_parser=parser(), stop=("two",)))
+    assert (last.reason, last.stop) == (FinishReason.TOOL_CALLS, "two")
+
+
 def test_logprobs_are_of_content_alone_and_in_order() -> None:
     pieces = [
         "<think>",
