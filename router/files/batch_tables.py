@@ -161,7 +161,12 @@ CREATE TABLE IF NOT EXISTS inputs (
   batch_id TEXT PRIMARY KEY, file_id TEXT NOT NULL, bytes INTEGER NOT NULL
 ) WITHOUT ROWID;
 """
+_READ_BYTES: Final = 2**22
+"""The bytes of results after which no more are read at once: vectors may have 44 MB a line."""
+
 _FORGOTTEN_AT_ONCE: Final = 2_000
+_FORGOTTEN_BYTES: Final = 2**24
+"""The bytes of results that are removed at once, unless one has more. This takes half a second."""
 
 
 def create(connection: sqlite3.Connection) -> None:
@@ -369,17 +374,23 @@ def write_results(connection: sqlite3.Connection, results: Results) -> None:
 def done_lines(
     connection: sqlite3.Connection, batch_id: str, after: int, limit: int
 ) -> list[DoneLine]:
-    """Return lines with their results, in the order of the input, after a number."""
+    """Return some lines with their results, in the order of the input, after a number: ``limit`` at
+    most, and fewer if they are large. Only if no line is left there is none."""
+    lines: list[DoneLine] = []
+    read_bytes = 0
     found = connection.execute(
         "SELECT line.number, custom_id, ok, status, request_id, body FROM lines AS line "
         "LEFT JOIN results USING (batch_id, number) "
         "WHERE batch_id = ? AND number > ? ORDER BY number LIMIT ?",
         (batch_id, after, limit),
     )
-    return [
-        DoneLine(number, custom_id, None if ok is None else bool(ok), *rest)
-        for number, custom_id, ok, *rest in found
-    ]
+    for number, custom_id, ok, *rest in found:
+        lines.append(DoneLine(number, custom_id, None if ok is None else bool(ok), *rest))
+        read_bytes += len(lines[-1].body or b"")
+        if read_bytes >= _READ_BYTES:
+            break
+    found.close()  # It would keep the state of the records that it has begun to read.
+    return lines
 
 
 def end(
@@ -402,18 +413,25 @@ def forget_lines(connection: sqlite3.Connection, batch_id: str) -> bool:
     connection.execute("BEGIN IMMEDIATE")
     with connection:
         found = connection.execute(
-            "SELECT number FROM lines WHERE batch_id = ? ORDER BY number LIMIT 1 OFFSET ?",
-            (batch_id, _FORGOTTEN_AT_ONCE),
-        ).fetchone()
-        last = -1 if found is None else found[0]
+            "SELECT number, coalesce(length(body), 0) FROM lines LEFT JOIN results "
+            "USING (batch_id, number) WHERE batch_id = ? ORDER BY number LIMIT ?",
+            (batch_id, _FORGOTTEN_AT_ONCE + 1),
+        )
+        last = removed_bytes = 0
+        for index, (number, size_bytes) in enumerate(found):
+            removed_bytes += size_bytes
+            if index and (index == _FORGOTTEN_AT_ONCE or removed_bytes > _FORGOTTEN_BYTES):
+                last = number
+                break
+        found.close()
         for table in ("results", "lines"):
             connection.execute(
-                f"DELETE FROM {table} WHERE batch_id = ? AND (? < 0 OR number < ?)",  # noqa: S608
+                f"DELETE FROM {table} WHERE batch_id = ? AND (? = 0 OR number < ?)",  # noqa: S608
                 (batch_id, last, last),
             )
     # `execute` would take only one step of this statement, and so free one page.
     connection.executescript("PRAGMA incremental_vacuum")
-    return found is not None
+    return last > 0
 
 
 def with_leftover_lines(connection: sqlite3.Connection) -> list[str]:

@@ -6,7 +6,7 @@ import sqlite3
 import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -851,3 +851,30 @@ async def test_the_records_of_lines_give_their_space_back(
     finally:
         await asyncio.to_thread(files.close, 10.0)
     assert path.stat().st_size < 1_000_000
+
+
+def test_large_results_are_read_and_removed_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_tables, "_READ_BYTES", 2_500)
+    monkeypatch.setattr(batch_tables, "_FORGOTTEN_BYTES", 2_500)
+
+    def left(after: int = 0) -> list[int]:
+        return [one.number for one in batch_tables.done_lines(records, "batch_1", after, 32)]
+
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as records:
+        batch_tables.create(records)
+        lines = [LineRow(number, str(number), MODEL, b"", 0, 1) for number in range(1, 8)]
+        batch_tables.add_lines(records, "batch_1", lines)
+        for number, size_bytes in enumerate((9_000, 1_000, 1_000, 1_000, 1_000), 1):
+            body = b"x" * size_bytes
+            values = ("batch_1", number, 1, 200, "req", body)
+            records.execute("INSERT INTO results VALUES (?, ?, ?, ?, ?, ?)", values)
+        # One that is larger than the limit comes alone; those without a result weigh nothing.
+        assert (left(0), left(1), left(4), left(7)) == ([1], [2, 3, 4], [5, 6, 7], [])
+        for first in (2, 4):
+            assert batch_tables.forget_lines(records, "batch_1")
+            assert left()[0] == first
+        assert not batch_tables.forget_lines(records, "batch_1")
+        assert left() == []
+        assert records.execute("SELECT count(*) FROM results").fetchone() == (0,)
