@@ -78,8 +78,7 @@ async function go() {
     else link.removeAttribute("aria-current");
   }
   if (view.id === "chat") {
-    await import("./app.js");
-    if (shownView !== view.id) return;
+    if (!(await load(view, "./app.js")) || shownView !== view.id) return;
     if (!first) at("say").focus();
     document.title = at("title").textContent === "New conversation" ? "lmx" : `${at("title").textContent} · lmx`;
     return;
@@ -99,19 +98,37 @@ async function mount(view) {
   }
   if (view.operator) shared.live.start();
   // What asks for a key of the inference's is the chat's.
-  else await import("./app.js");
-  let module;
-  try {
-    module = await import(`./${view.id}_view.js`);
-  } catch (error) {
-    console.warn(error);
-    if (shownView === view.id) root.replaceChildren(h("div", { class: "page" }, h("h1", {}, view.label), h("p", { class: "soft" }, "This view is not there.")));
-    return;
-  }
+  else if (!(await load(view, "./app.js"))) return;
+  const module = await load(view, `./${view.id}_view.js`);
   // The view or the key may have changed meanwhile.
-  if (shownView === view.id && !unmount && (!view.operator || adminKey())) {
+  if (module && shownView === view.id && !unmount && (!view.operator || adminKey())) {
     root.replaceChildren();
     unmount = module.mount(root, shared);
+  }
+}
+
+/** Returns a script of a view; nothing where it can't be had, which is shown in the view's place.
+ *  @param {View} view
+ *  @param {string} name */
+async function load(view, name) {
+  try {
+    return await import(name);
+  } catch (error) {
+    console.warn(error);
+    if (shownView !== view.id) return null;
+    at("chat").hidden = true;
+    at("view").hidden = false;
+    // A browser may keep that a script could not be had, for as long as the page is open.
+    at("view").replaceChildren(
+      h(
+        "div",
+        { class: "page" },
+        h("h1", {}, view.label),
+        h("p", { class: "soft" }, "lmx did not send this view: it may be restarting."),
+        h("button", { type: "button", class: "main", onclick: () => location.reload() }, "Try again"),
+      ),
+    );
+    return null;
   }
 }
 

@@ -133,7 +133,8 @@ export function mount(root, console) {
     if (entry.isRaw && before?.isRaw && before.text.length < MOST_RAW_CHARACTERS) {
       before.text += `\n${entry.text}`;
       drawRaw(before);
-      return;
+      before.element.hidden = !fits(before);
+      return say();
     }
     add(entry);
   }
@@ -152,6 +153,15 @@ export function mount(root, console) {
     model.replaceChildren(h("option", { value: "" }, "all models"), ...ids.map((id) => h("option", { value: id }, id)));
     source.value = was;
     model.value = of;
+    // What was chosen may not be there any more.
+    if (source.value !== was) {
+      source.value = EVENTS;
+      takeSource();
+    }
+    if (model.value !== of) {
+      model.value = "";
+      filter();
+    }
   }
 
   source.addEventListener("change", takeSource);

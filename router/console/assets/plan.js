@@ -24,14 +24,17 @@ export function planOf(console, model, context = null) {
  *  @param {string} model
  *  @param {number | null} [context] */
 export async function showPlan(console, box, model, context = null) {
-  box.replaceChildren(h("p", { class: "soft", role: "status" }, "Looking at its size…"));
+  const looking = h("p", { class: "soft", role: "status" }, "Looking at its size…");
+  box.replaceChildren(looking);
   let plan;
   try {
     plan = await planOf(console, model, context);
   } catch (/** @type {any} */ error) {
-    box.replaceChildren(h("p", { class: "fault", role: "alert" }, error.message));
+    looking.replaceWith(h("p", { class: "fault", role: "alert" }, error.message));
     return;
   }
+  // Another look may have begun, or the box was emptied.
+  if (!looking.parentElement) return;
   const lines = plan.lines.map((/** @type {Value} */ line) =>
     h("li", {}, h("span", {}, line.name), h("span", { class: "n" }, size(line.size_bytes)), h("span", { class: "soft" }, line.reason)),
   );

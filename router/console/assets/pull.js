@@ -80,12 +80,14 @@ export function makePulls(console) {
     try {
       // A short name stands for a repository.
       const repository = text.includes("/") ? text : (await planOf(console, text)).model;
+      if (!dialog.open) return; // Cancelled meanwhile.
       await console.request(PATH, { body: { repo_id: repository } });
       dialog.close();
       follows = true;
       refresh();
     } catch (/** @type {any} */ error) {
-      say(error.message);
+      if (dialog.open) say(error.message);
+      else console.fail(error);
     }
   }
 

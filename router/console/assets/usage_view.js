@@ -338,6 +338,7 @@ export function mount(root, console) {
     const more = sorted.length > SHOWN_ROWS && h("button", { type: "button", onclick: () => {
       allRows = !allRows;
       showPairs(from);
+      /** @type {HTMLElement} */ (pairs.lastElementChild).focus();
     } }, allRows ? "Show fewer" : `Show all ${sorted.length}`);
     pairs.replaceChildren(
       h("div", { class: "heading" }, h("h2", {}, "By model and key"), h("span", { class: "space" }), periods),

@@ -300,6 +300,62 @@ async def test_a_pull_with_its_progress(page: Page, hub: FakeHub) -> None:
     await until(page, f"Boolean({row(REPOSITORY)})", "the model among the others")
 
 
+LATE = """(async () => {
+  const { makePulls } = await import("/ui/pull.js");
+  const sent = [];
+  const answers = [];
+  const request = (path) => {
+    sent.push(path);
+    return new Promise((answer) => answers.push(answer));
+  };
+  const pulls = makePulls({ request, announce() {}, fail() {} });
+  document.body.append(pulls.dialog);
+  const find = (part) => pulls.dialog.querySelector(part);
+  const plan = (message) => ({ message, lines: [], evicts: [], outcome: "loaded", need_bytes: 0,
+    free_bytes: 0, budget_bytes: 0, model: "org/m" });
+  const settled = () => new Promise((done) => setTimeout(done));
+  pulls.show();
+  find("input").value = "a-short-name";
+  find(".buttons button").click();
+  find(".buttons button").click();
+  answers[1](plan("the second"));
+  await settled();
+  answers[0](plan("the first"));
+  await settled();
+  const shown = find(".plan b").textContent;
+  find("form").requestSubmit();
+  pulls.dialog.close();
+  answers[2](plan(""));
+  await settled();
+  pulls.dialog.remove();
+  return { shown, pulled: sent.filter((path) => !path.includes("plan")) };
+})()"""
+
+
+async def test_an_answer_that_is_late_changes_nothing(page: Page) -> None:
+    """What a load needs is that of the last look, and what was cancelled is not pulled."""
+    assert await page.run(LATE) == {"shown": "the second", "pulled": []}
+
+
+async def test_a_view_that_could_not_be_had_is_asked_for_again(page: Page, origin: str) -> None:
+    again = "document.querySelector('#view button.main')"
+    await page.ask("Network.enable")
+    await page.ask("Network.setCacheDisabled", cacheDisabled=True)
+    for script, view, there in (
+        ("logs_view.js", "#/logs", "document.querySelector('.lines li')"),
+        ("app.js", "", "document.querySelector('body.ready')"),
+    ):
+        await page.ask("Network.setBlockedURLs", urls=[f"*/ui/{script}"])
+        await page.open("about:blank#")
+        await page.open(f"{origin}/{view}")
+        await until(page, f"{again}?.textContent === 'Try again'", "a way to ask again")
+        await page.ask("Network.setBlockedURLs", urls=[])
+        await page.run(f"{again}.click()")
+        await until(page, f"Boolean({there})", script)
+    await page.ask("Network.setCacheDisabled", cacheDisabled=False)
+    await page.ask("Network.disable")
+
+
 MOUNTED = """(async () => {
   const { mount } = await import("/ui/models_view.js");
   const [first] = STATUS.models;
@@ -537,6 +593,48 @@ async def test_logs_and_events(page: Page, lmx: Rig) -> None:
     assert len(await page.run(texts)) == 1
     assert await page.run("document.querySelectorAll('#view img').length") == 0
     assert await page.run("window.broken ?? null") is None
+
+
+LOGS = """(async () => {
+  const { mount } = await import("/ui/logs_view.js");
+  const listeners = {};
+  const asked = [];
+  const root = document.createElement("div");
+  document.body.append(root);
+  const end = mount(root, {
+    style() {}, colour: () => "c0",
+    live: {
+      on: (topic, listener) => ((listeners[topic] = listener), () => {}),
+      logs: (name) => asked.push(name),
+    },
+  });
+  const [source, model] = root.querySelectorAll("select");
+  const models = (...ids) => listeners.status({ models: ids.map((model) => ({ model })) });
+  models("left", "right");
+  source.value = "log:right";
+  source.dispatchEvent(new Event("change"));
+  const search = root.querySelector("input");
+  search.value = "needle";
+  search.dispatchEvent(new Event("input"));
+  listeners.log({ line: "what is no record" });
+  const before = root.querySelectorAll("li:not([hidden])").length;
+  listeners.log({ line: "with a needle in it" });
+  await new Promise(requestAnimationFrame);
+  const after = root.querySelectorAll("li:not([hidden])").length;
+  model.value = "right";
+  models("left");
+  const left = [source.value, model.value, root.querySelectorAll("li").length];
+  end();
+  root.remove();
+  return { before, after, left, asked };
+})()"""
+
+
+async def test_lines_that_are_searched_and_a_model_that_is_removed(page: Page) -> None:
+    shown = await page.run(LOGS)
+    assert (shown["before"], shown["after"]) == (0, 1), "lines that are one entry are searched too"
+    assert shown["left"] == ["events", "", 0], "nothing of the model that is gone"
+    assert shown["asked"] == ["", "right", "", ""], "the last one as the view ends"
 
 
 @pytest.mark.parametrize("view", ["models", "logs", "machines"])

@@ -133,6 +133,13 @@ async def test_many_models_none_and_a_fault(page: Page, scripted_server: Rig) ->
     assert found["rows"][0][0].startswith("<b>model</b>-49-")
     assert found["rows"][-1][0] == "All others"
     assert found["models"] == 51
+    for words in ("Show fewer", "Show all"):
+        await page.run(
+            "[...document.querySelectorAll('#view button')].find((one) =>"
+            " /^Show (all|fewer)/.test(one.textContent)).click()"
+        )
+        focused = await page.run("document.activeElement.textContent")
+        assert focused.startswith(words), "the keyboard stays where it is"
     assert found["dark"] == 371
     assert f"{365 * 51 * 3:,} requests" in found["totals"][3], (
         "a year has fewer days than its weeks"
