@@ -106,11 +106,19 @@ function chosen() {
   else show();
 }
 
+/** Returns whether nothing more can be asked now, and says so.
+ *  @param {Conversation} conversation */
+function refusesMore(conversation) {
+  const runs = runsIn(conversation.id);
+  attachments.refuse(runs ? "An answer is under way in this conversation: wait for its end, or stop it." : "");
+  return runs;
+}
+
 /** Has a new turn answered, below the one with the id `parent`, by one model or by two.
  *  @param {Conversation} conversation
  *  @param {string} parent */
 async function ask(conversation, parent) {
-  if (runsIn(conversation.id)) return;
+  if (refusesMore(conversation)) return;
   const turn = addTurn(conversation, parent, { role: "assistant", model: conversation.model });
   if (conversation.second) turn.second = newTurn(parent, { role: "assistant", model: conversation.second });
   await Promise.all(columnsOf(turn).map((column) => fill(conversation, turn, column)));
@@ -209,7 +217,7 @@ const actions = {
   again: (turn) => ask(shown, turn.parent),
   columnAgain: askColumn,
   edited: (turn, text) => {
-    if (runsIn(shown.id)) return;
+    if (refusesMore(shown)) return;
     const edited = addTurn(shown, turn.parent, { role: "user", text, files: turn.files });
     ask(shown, edited.id);
   },
@@ -262,7 +270,7 @@ async function begin() {
   sidebar.listen(open, (id) => {
     stop(id);
     if (id === shown.id) startNew();
-  });
+  }, (id) => id === shown.id && show());
   models.listen((model) => {
     shown.model = model;
     chosen();

@@ -1,8 +1,10 @@
 // @ts-check
 // Cuts Markdown into blocks that can be rendered each by itself, as it grows.
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})(.*)$/;
+const FENCE = /^ {0,3}(`{3,}|~{3,})([^\n]*)$/;
 const INDENTED = /^(\s|$)/;
+/** What code may begin behind on one line. */
+const MARKS = /^(\s*([-*+]|\d{1,9}[.)])\s+)+/;
 const ITEM = /^ {0,3}([-*+]|\d{1,9}[.)])(\s|$)/;
 
 /** Returns the blocks of a text that no further text changes, and the rest: a block ends with an
@@ -36,7 +38,7 @@ export function cut(text) {
     }
     blank = false;
     list ||= ITEM.test(line);
-    const opened = line.trimStart().match(FENCE);
+    const opened = line.replace(MARKS, "").trimStart().match(FENCE);
     if (opened && !(opened[1][0] === "`" && opened[2].includes("`"))) fence = opened[1];
   }
   return { closed, rest: lines.slice(begin).join("\n") };

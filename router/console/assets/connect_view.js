@@ -5,7 +5,7 @@
 
 import { ApiError, listModels, url } from "./api.js";
 import { check } from "./connect_checks.js";
-import { at, copyBy, h } from "./dom.js";
+import { at, copyButton, h } from "./dom.js";
 import { openOptions } from "./options.js";
 
 /** @typedef {{where: string, language: string, lines: string[]}} Block */
@@ -204,8 +204,7 @@ export function mount(root, console) {
 
 /** @param {string} base */
 function address(base) {
-  const copy = copyButton("Copy the address", base);
-  return h("span", { class: "address" }, h("code", {}, base), copy);
+  return h("span", { class: "address" }, h("code", {}, base), copyButton(() => base, "Copy the address"));
 }
 
 /** @param {string} text
@@ -214,18 +213,7 @@ function blockOf(text, block) {
   return h(
     "figure",
     { class: "code" },
-    h("figcaption", {}, block.where, copyButton(`Copy: ${block.where}`, text)),
+    h("figcaption", {}, block.where, copyButton(() => text, `Copy: ${block.where}`)),
     h("pre", { tabIndex: 0 }, text),
   );
-}
-
-/** @param {string} label
- *  @param {string} text */
-function copyButton(label, text) {
-  const button = h(
-    "button",
-    { class: "quiet small copy", type: "button", "aria-label": label, onclick: () => copyBy(button, text) },
-    h("span", {}, "Copy"),
-  );
-  return button;
 }

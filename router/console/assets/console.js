@@ -175,7 +175,7 @@ export const shared = {
   // The header's figures are no reason to ask for a key: the view that needs one has asked.
   live: makeLive(openOnce),
   announce,
-  confirm: (question, action, detail = "") => sure(question, detail, action),
+  confirm: sure,
   fail,
   colour,
   style,

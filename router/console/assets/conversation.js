@@ -165,7 +165,8 @@ export const filesBytes = ({ turns }) =>
 /** @param {Turn} turn */
 function titleOf(turn) {
   const line = turn.text.trim().split("\n")[0] || turn.files.map((file) => file.name).join(", ");
-  return line.length > 60 ? `${line.slice(0, 57).trimEnd()}…` : line;
+  const characters = [...line];
+  return characters.length > 60 ? `${characters.slice(0, 57).join("").trimEnd()}…` : line;
 }
 
 /** Returns the messages of a request. What broke is left out together with its question: it is not

@@ -100,7 +100,8 @@ export async function copyText(text) {
   } catch {
     const box = h("textarea", { value: text, class: "unseen", readOnly: true });
     const focused = /** @type {HTMLElement | null} */ (document.activeElement);
-    document.body.append(box);
+    // What is behind an open dialog can't be selected.
+    (document.querySelector("dialog[open]") ?? document.body).append(box);
     box.select();
     const copied = document.execCommand("copy");
     box.remove();
@@ -113,7 +114,7 @@ export async function copyText(text) {
   }
 }
 
-/** Copies what `text` returns when a button is pressed, and says so on it for a moment.
+/** Copies a text when a button is pressed, and says so on it for a moment.
  *  @param {HTMLElement} button
  *  @param {string} text */
 export async function copyBy(button, text) {
@@ -121,6 +122,19 @@ export async function copyBy(button, text) {
   button.classList.add("done");
   announce("Copied");
   setTimeout(() => button.classList.remove("done"), 1500);
+}
+
+/** Returns a button that copies what `text` returns.
+ *  @param {() => string} text
+ *  @param {string} [label] What screen readers say of it. */
+export function copyButton(text, label) {
+  const button = h(
+    "button",
+    { class: "quiet small copy", type: "button", "aria-label": label, onclick: () => copyBy(button, text()) },
+    icon("copy"),
+    h("span", {}, "Copy"),
+  );
+  return button;
 }
 
 /** Returns whether a key belongs to a word that is still composed, as Japanese and Chinese are. Safari
@@ -146,10 +160,10 @@ export function download(name, type, text) {
 
 /** Asks a question that has to be confirmed.
  *  @param {string} title
- *  @param {string} text
  *  @param {string} yes
+ *  @param {string} [text]
  *  @returns {Promise<boolean>} */
-export function sure(title, text, yes) {
+export function sure(title, yes, text = "") {
   const dialog = at("sure");
   at("sure-title").textContent = title;
   at("sure-text").textContent = text;

@@ -9,7 +9,17 @@ export function key() {
 }
 
 /** Returns whether the key outlives the tab. */
-export const isRemembered = () => localStorage.getItem(NAME) !== null;
+export const isRemembered = () => sessionStorage.getItem(NAME) === null && localStorage.getItem(NAME) !== null;
+
+/** Returns a function that has the keys kept as they are now: the tab's, and the browser's for its
+ *  other tabs. */
+export function keptKey() {
+  const kept = [sessionStorage, localStorage].map((storage) => ({ storage, text: storage.getItem(NAME) }));
+  return () => {
+    forgetKey();
+    for (const { storage, text } of kept) if (text !== null) storage.setItem(NAME, text);
+  };
+}
 
 /** @param {string} text
  *  @param {boolean} remember */

@@ -4,7 +4,7 @@
 
 import { renderMarkdown } from "./api.js";
 import { cut } from "./blocks.js";
-import { copyBy, h, icon } from "./dom.js";
+import { copyButton, h } from "./dom.js";
 
 const PAUSE_MS = 250;
 const LONGEST_MOVING = 6000;
@@ -112,16 +112,10 @@ function build(node) {
  *  @param {Node[]} content */
 function codeBlock(language, content) {
   const code = h("code", {}, ...content);
-  const copy = h(
-    "button",
-    { class: "quiet small copy", type: "button", onclick: () => copyBy(copy, code.textContent ?? "") },
-    icon("copy"),
-    h("span", {}, "Copy"),
-  );
   return h(
     "figure",
     { class: "code" },
-    h("figcaption", {}, h("span", {}, language || "text"), copy),
+    h("figcaption", {}, h("span", {}, language || "text"), copyButton(() => code.textContent ?? "")),
     h("pre", { tabIndex: 0 }, code),
   );
 }

@@ -49,7 +49,7 @@ function question(conversation, turn, actions) {
           if (box.value.trim() || turn.files.length) actions.edited(turn, box.value.trim());
         },
         onkeydown: (/** @type {KeyboardEvent} */ event) => {
-          if (event.key === "Escape") {
+          if (event.key === "Escape" && !composes(event)) {
             event.stopPropagation();
             close();
           } else if (event.key === "Enter" && !event.shiftKey && !composes(event)) {
@@ -75,7 +75,7 @@ function question(conversation, turn, actions) {
     "div",
     { class: "actions" },
     branches(conversation, turn, actions),
-    copyButton("Copy the message", () => turn.text),
+    copyIcon("Copy the message", () => turn.text),
     iconButton("edit", "Edit", edit),
   );
   return { element: h("article", { class: "user", "aria-label": "You" }, bubble, buttons), update: () => {} };
@@ -124,7 +124,7 @@ function reply(conversation, turn, actions) {
   const calls = h("div", { class: "calls", hidden: true });
   const fault = h("div", { class: "fault card", hidden: true });
   const figures = h("span", { class: "figures" });
-  const copy = copyButton("Copy the answer", () => turn.text);
+  const copy = copyIcon("Copy the answer", () => turn.text);
   const foot = h(
     "div",
     { class: "actions" },
@@ -184,6 +184,9 @@ function reply(conversation, turn, actions) {
     calls.querySelectorAll("textarea").forEach((box, place) => {
       turn.calls[place].result = box.value;
     });
+    // Other tabs take what was written last.
+    turn.changed = Date.now();
+    update();
     actions.resultsGiven?.(turn);
   }
 
@@ -255,7 +258,7 @@ function figuresOf({ figures, state }) {
 
 /** @param {string} label
  *  @param {() => string} text */
-function copyButton(label, text) {
+function copyIcon(label, text) {
   const button = iconButton("copy", label, () => copyBy(button, text()));
   return button;
 }

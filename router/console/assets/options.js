@@ -3,7 +3,7 @@
 
 import { stopAll } from "./answers.js";
 import { at, sure } from "./dom.js";
-import { faultOfKey, forgetKey, isRemembered, key, useKey } from "./key.js";
+import { faultOfKey, forgetKey, isRemembered, key, keptKey, useKey } from "./key.js";
 import { refreshModels } from "./models.js";
 import { keeps, listConversations, removeAll, setKeeps } from "./store.js";
 
@@ -33,7 +33,7 @@ export function listen(emptied, onTaken) {
     const wanted = at("keep").checked;
     const many = wanted ? 0 : (await listConversations()).length;
     const text = "What is kept is deleted, and later conversations end with this tab.";
-    if (many && !(await sure("Keep no conversations?", text, "Delete and keep none"))) {
+    if (many && !(await sure("Keep no conversations?", "Delete and keep none", text))) {
       at("keep").checked = true;
       return;
     }
@@ -43,7 +43,7 @@ export function listen(emptied, onTaken) {
     showStorage();
   });
   at("delete-all").addEventListener("click", async () => {
-    if (!(await sure("Delete all conversations?", "They can't be brought back.", "Delete all"))) return;
+    if (!(await sure("Delete all conversations?", "Delete all", "They can't be brought back."))) return;
     stopAll();
     await removeAll();
     emptied();
@@ -72,8 +72,7 @@ async function give() {
   const given = at("key").value.trim();
   const fault = faultOfKey(given);
   if (fault) return showFault(fault);
-  const before = key();
-  const remembered = isRemembered();
+  const putBack = keptKey();
   useKey(given, at("remember").checked);
   // While one is checked, Enter gives no other one.
   at("key-save").disabled = true;
@@ -85,8 +84,7 @@ async function give() {
     at("say").focus();
   } else {
     // One that was right stays; nothing that is wrong is kept.
-    if (before) useKey(before, remembered);
-    else forgetKey();
+    putBack();
     showFault(error.status === 401 ? WRONG : error.message);
     at("key").select();
   }

@@ -41,6 +41,8 @@ async function record() {
   } finally {
     starting = false;
   }
+  // Meanwhile it may be unloaded: it is loaded again then.
+  const spokenTo = model;
   /** @type {Blob[]} */
   const pieces = [];
   const own = (recorder = new MediaRecorder(stream));
@@ -55,14 +57,16 @@ async function record() {
   for (const track of stream.getTracks()) track.stop();
   recorder = null;
   show("Speak your message", false);
-  await transcribe(new Blob(pieces, { type }));
+  offerRecording(model);
+  await transcribe(new Blob(pieces, { type }), spokenTo);
 }
 
-/** @param {Blob} sound */
-async function transcribe(sound) {
+/** @param {Blob} sound
+ *  @param {string} id The model. */
+async function transcribe(sound, id) {
   const ending = sound.type.includes("mp4") ? "mp4" : sound.type.includes("ogg") ? "ogg" : "webm";
   const form = new FormData();
-  form.append("model", model);
+  form.append("model", id);
   form.append("file", sound, `speech.${ending}`);
   at("record").setAttribute("aria-busy", "true");
   try {

@@ -20,13 +20,17 @@ let again = 0;
 let opened = () => {};
 /** @type {(id: string) => void} */
 let removed = () => {};
+/** @type {(id: string) => void} */
+let renamed = () => {};
 
 /** Begins to listen.
  *  @param {(id: string) => void} onOpen
- *  @param {(id: string) => void} onRemove */
-export function listen(onOpen, onRemove) {
+ *  @param {(id: string) => void} onRemove
+ *  @param {(id: string) => void} onRename */
+export function listen(onOpen, onRemove, onRename) {
   opened = onOpen;
   removed = onRemove;
+  renamed = onRename;
   let typing = 0;
   at("search").addEventListener("input", () => {
     clearTimeout(typing);
@@ -135,6 +139,7 @@ function rename(head, item) {
       conversation.title = box.value.trim();
       conversation.changed = Date.now();
       await saveConversation(conversation);
+      renamed(head.id);
     }
     await showList(current);
   };
@@ -159,14 +164,15 @@ async function save(id, form) {
  *  @param {Conversation} conversation
  *  @param {"md" | "json"} form */
 export function exportAs(conversation, form) {
-  const name = (conversation.title || "conversation").replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60);
+  const title = (conversation.title || "conversation").replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "");
+  const name = [...title].slice(0, 60).join("");
   const text = form === "md" ? asMarkdown(conversation) : asJson(conversation);
   download(`${name || "conversation"}.${form}`, form === "md" ? "text/markdown" : "application/json", text);
 }
 
 /** @param {Head} head */
 async function remove(head) {
-  if (!(await sure("Delete this conversation?", head.title, "Delete"))) return;
+  if (!(await sure("Delete this conversation?", "Delete", head.title))) return;
   await removeConversation(head.id);
   removed(head.id);
   await showList(current);

@@ -41,7 +41,7 @@ export function onOtherTab(changed) {
   channel.addEventListener("message", async ({ data }) => {
     const here = open.get(data);
     const db = here && (await database());
-    const found = db && (await done(db.transaction(BODIES).objectStore(BODIES).get(data)));
+    const found = db && (await readBody(db, data));
     changed(data, here && found ? merge(here, found) : []);
   });
 }
@@ -86,6 +86,11 @@ function done(request) {
   });
 }
 
+/** @param {IDBDatabase} db
+ *  @param {string} id
+ *  @returns {Promise<Conversation | undefined>} */
+const readBody = (db, id) => done(db.transaction(BODIES).objectStore(BODIES).get(id));
+
 /** Changes what is kept, and has the other tabs follow. Does nothing where nothing is kept.
  *  @param {string} id The conversation; an empty text stands for all.
  *  @param {(heads: IDBObjectStore, bodies: IDBObjectStore) => void} write */
@@ -96,7 +101,8 @@ async function change(id, write) {
   write(transaction.objectStore(HEADS), transaction.objectStore(BODIES));
   await new Promise((resolve, reject) => {
     transaction.oncomplete = resolve;
-    transaction.onerror = transaction.onabort = () => reject(transaction.error);
+    // An error aborts it, and is known then: there may be no room.
+    transaction.onabort = () => reject(transaction.error);
   });
   channel.postMessage(id);
 }
@@ -123,7 +129,7 @@ export async function loadConversation(id) {
   const known = open.get(id);
   if (known) return known;
   const db = await database();
-  const found = db && (await done(db.transaction(BODIES).objectStore(BODIES).get(id)));
+  const found = db && (await readBody(db, id));
   if (!found) return undefined;
   // Whatever ran when the page was closed has ended.
   for (const turn of found.turns.flatMap(columnsOf)) if (turn.state === "running") turn.state = "stopped";

@@ -116,6 +116,17 @@ async def test_keys(page: Page, origin: str) -> None:
     assert (await asked(page, "Hello"))["text"].strip() == SENTENCE
     # Another tab needs not ask again.
     assert await page.run("localStorage.getItem('lmx-key')") == API_KEY
+    # The tab's own key and that of the other tabs stay what they are after a wrong one.
+    await page.run(
+        f"sessionStorage.setItem('lmx-key', '{API_KEY}');"
+        f"localStorage.setItem('lmx-key', 'of-the-other-tabs'); {at('open-options')}.click()"
+    )
+    assert not await page.run(f"{at('remember')}.checked")
+    assert "not right" in await give("another-key-of-16-letters")
+    kept = await page.run("[sessionStorage, localStorage].map((one) => one.getItem('lmx-key'))")
+    assert kept == [API_KEY, "of-the-other-tabs"]
+    await page.run(f"{at('options-close')}.click(); sessionStorage.clear()")
+    await page.run(f"localStorage.setItem('lmx-key', '{API_KEY}')")
     await page.run(f"{at('open-options')}.click(); {at('forget')}.click()")
     await until(page, "localStorage.getItem('lmx-key') === null", "a key that is forgotten")
     await until(page, f"{at('forget')}.hidden", "no key to forget")
@@ -281,6 +292,9 @@ async def test_conversations(page: Page, origin: str) -> None:
     # What was asked, edited, and answered once more.
     await page.run('document.querySelector(".user [aria-label=Edit]").click()')
     await page.run(
+        # The key that ends a word which is still composed does not end the editing.
+        'document.querySelector("form.edit textarea").dispatchEvent(new KeyboardEvent("keydown",'
+        ' { key: "Escape", isComposing: true, bubbles: true }));'
         'document.querySelector("form.edit textarea").value = "Hello again";'
         'document.querySelector("form.edit").requestSubmit()'
     )
@@ -345,6 +359,8 @@ async def test_conversations(page: Page, origin: str) -> None:
     await page.run("document.querySelector('#conversations li > input').value = 'Greeting'")
     await press(page, "Enter")
     await until(page, f"{CONVERSATIONS}.includes('Greeting')", "its new name")
+    names = f"[{at('title')}.textContent, document.title]"
+    assert await page.run(names) == ["Greeting", "Greeting · lmx"]
     await page.run("URL.createObjectURL = (blob) => { window.exported = blob.text(); return '#'; }")
     await do("Export as Markdown")
     assert await page.run("window.exported") == (
@@ -372,6 +388,17 @@ async def test_conversations(page: Page, origin: str) -> None:
         await reopen(page, origin)
         await until(page, f"{at('conversations')}.childElementCount > 0", "the list")
         assert len(await page.run(CONVERSATIONS)) == (0 if everything else 1), everything
+    await asked(page, "Hello")
+    # What the browser does not keep is said, and why.
+    await page.run(
+        "window.put = IDBObjectStore.prototype.put; IDBObjectStore.prototype.put ="
+        " function (value) { put.call(this, value); return this.add(value); }"
+    )
+    await asked(page, "Hello")
+    said = await page.run(f"{at('refused')}.textContent")
+    assert said.startswith("The browser did not keep this conversation: ")
+    assert "Key already exists" in said, said
+    await page.run("IDBObjectStore.prototype.put = window.put")
     await asked(page, "Hello")
 
     await page.run(f"{at('open-options')}.click(); {at('keep')}.click()")
@@ -576,6 +603,16 @@ async def test_two_tabs_with_one_conversation(page: Page, origin: str) -> None:
     await until(page, f"{CONVERSATIONS}.join() === 'A better name'", "its name is kept")
 
 
+async def test_a_title_is_cut_between_characters(page: Page) -> None:
+    title = await page.run(
+        "import('/ui/conversation.js').then(({ addTurn, newConversation, NO_SETTINGS }) => {"
+        " const made = newConversation('', NO_SETTINGS);"
+        f" addTurn(made, '', {{ role: 'user', text: 'a' + '{'😀' * 80}' }});"
+        " return made.title; })"
+    )
+    assert title == "a" + "😀" * 56 + "…"
+
+
 async def test_presets(page: Page) -> None:
     await page.run(
         f"{at('open-settings')}.click(); {at('temperature')}.value = 0.25;"
@@ -611,7 +648,8 @@ async def test_the_microphone(page: Page) -> None:
           const response = await send(url, options);
           if (!String(url).endsWith("v1/models")) return response;
           const listed = await response.json();
-          listed.data.push({ id: "whisper", kind: "transcription", state: "ready" });
+          const state = window.unloaded ? "cold" : "ready";
+          listed.data.push({ id: "whisper", kind: "transcription", state });
           return Response.json(listed);
         }; }"""
     )
@@ -634,8 +672,14 @@ async def test_the_microphone(page: Page) -> None:
         " ({ data }) => done(data.size > 0), { once: true }); recording.requestData(); })"
     )
     await until(page, some, "some sound")
+    # What was said is written, though the model is unloaded before its end.
+    await page.run(
+        "window.unloaded = true;"
+        " import('/ui/models.js').then(({ refreshModels }) => refreshModels()).then(() => 0)"
+    )
     await page.run(f"{at('record')}.click()")
     await until(page, f"{at('say')}.value === 'Well. Hello there.'", "what was said")
+    assert await page.run(f"{at('record')}.hidden"), "no model transcribes any more"
     model, name, has_bytes, head = await page.run("window.heard")
     assert (model, name, has_bytes) == ("whisper", "speech.webm", True)
     assert head == [0x1A, 0x45, 0xDF, 0xA3], "a form that the server takes"
@@ -726,12 +770,24 @@ async def test_a_tool_is_called_and_its_result_sent(page: Page) -> None:
     await page.run("document.querySelector('.user [aria-label=\\'Version before\\']').click()")
     await until(page, f"Boolean({call})", "the first answer")
     await page.run(give)
+    # Nor is a second answer asked for, and that is said.
+    await page.run("document.querySelector(\"[aria-label='Answer again']\").click()")
+    assert "under way" in await page.run(f"{at('refused')}.textContent")
     await press(page, "Escape")
     await answered(page)
     for version in ("Next version", "Version before"):
         await page.run(f"document.querySelector('.user [aria-label=\\'{version}\\']').click()")
+    here = "import('/ui/store.js').then((store) => store.loadConversation(location.hash.slice(1)))"
+    await page.run(f"{here}.then((one) => {{ window.other = structuredClone(one); }})")
     await page.run(f"window.fetch = window.own; {give}")
     await until(page, "sent.length === 2", "the result that is sent")
+    assert await page.run("document.querySelector('.calls .buttons') === null"), "it was sent"
+    # Another tab that has the conversation sends it too.
+    taken = await page.run(
+        f"Promise.all([{here}, import('/ui/conversation.js')]).then(([one, {{ merge }}]) =>"
+        " (merge(window.other, one), window.other.turns.flatMap((turn) => turn.calls)))"
+    )
+    assert [one["result"] for one in taken] == ["Sunny"]
     assert (await answered(page))["text"].strip() == SENTENCE
     asked_for, result = (await page.run("sent[1].messages"))[-2:]
     assert asked_for["tool_calls"][0]["function"]["name"] == "weather"
@@ -899,7 +955,8 @@ async def test_blocks_that_have_ended_stay_as_the_text_grows(page: Page) -> None
     blocks = [
         "# A **title**\n", "A paragraph of two\nlines.\n", "> a quote\n> > in it\n",
         "- one\n\n- two\n  ```\n  code\n\n  more\n  ```\n\n  and more\n",
-        "```py\nx = 1\n\n- y\n```\n", "~~~\nnot\n\nended\n~~~\n", "| a |\n|---|\n| 1 |\n",
+        "```py\nx = 1\n\n- y\n```\n", "1. ```bash\n   ls\n\n   ls -l\n   ```\n",
+        "```js\r\nx\r\n\r\ny\r\n```\r\n", "~~~\nnot\n\nended\n~~~\n", "| a |\n|---|\n| 1 |\n",
         "Text.\n",
     ]  # fmt: skip
     text = "\n".join(blocks)

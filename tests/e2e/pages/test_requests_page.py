@@ -7,6 +7,7 @@ All tests share a browser and a server; each begins with a page of its own.
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,13 @@ ROWS = """[...document.querySelectorAll(".request")].map((row) => ({
   top: row.getBoundingClientRect().top,
   id: row.dataset.index,
 }))"""
+
+NEWEST = """(async () => {
+  const { shared } = await import("/ui/console.js");
+  let found;
+  shared.live.on("requests", ({ ended }) => { found = ended[0]; })();
+  return found;
+})()"""
 
 FACTS = """Object.fromEntries([...document.querySelectorAll(".facts dt")].map(
   (name) => [name.textContent, name.nextElementSibling.textContent]))"""
@@ -310,17 +318,22 @@ async def test_what_was_asked_is_shown_copied_and_asked_of_another_model(
     script = {"pieces": ["an ", BAD], "note": BAD}
     # What goes with a stream alone is left out when another model is asked, without one.
     stream = {"stream": True, "stream_options": {"include_usage": True}}
+    began_s = time.time()
     async with asking(scripted_server, "scripted", script, user=BAD, **stream) as asked:
         assert await asked == 200
     await choose(page, "State", "Ended")
-    await until(page, f"({ROWS})[0]?.why === 'completed'", "its end")
+    # The server may have ended requests of other tests, too.
+    await until(page, f"{NEWEST}.then((one) => one?.created >= {began_s - 0.001})", "its end")
+    assert (await rows(page))[0]["why"] == "completed"
     await page.run(f"{at_('.request .open')}.click(); {at_('.captured button')}.click()")
     shown = await until(page, f"{at_('.captured pre')}?.textContent", "what it asked")
     assert json.loads(shown)["user"] == BAD
     assert API_KEY not in shown
+    # Without TLS there is no clipboard, and of what is behind the dialog nothing can be selected.
     await page.run(
-        "navigator.clipboard.writeText = async (text) => { window.copied = text; };"
-        " [...document.querySelectorAll('.captured button')].find((one) =>"
+        "Object.defineProperty(navigator, 'clipboard', { value: undefined });"
+        " document.execCommand = () => { window.copied = document.activeElement.value; return true;"
+        " }; [...document.querySelectorAll('.captured button')].find((one) =>"
         " one.textContent === 'Copy as curl').click()"
     )
     copied = await until(page, "window.copied", "the command")
