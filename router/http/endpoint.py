@@ -102,6 +102,16 @@ class Endpoint:
         return self.access is Access.INFERENCE and takes_work and self.works and not self.quiet
 
     @property
+    def is_ovms(self) -> bool:
+        """Whether it has the rules of OpenVINO Model Server, which are other ones than OpenAI's."""
+        return self.path.startswith("/v3/")
+
+    @property
+    def openai_path(self) -> str:
+        """The path at servers that have OpenAI's alone."""
+        return f"/v1/{self.path.removeprefix('/v3/')}" if self.is_ovms else self.path
+
+    @property
     def is_forwarded(self) -> bool:
         """Whether another machine may answer it, and this one for another."""
         takes_model = self.request is not None or self.form is not None
@@ -110,14 +120,20 @@ class Endpoint:
 
 ANTHROPIC_VERSION: Final = "Anthropic-Version"
 
-ENDPOINTS: Final = web.AppKey("endpoints", dict[Handler, Endpoint])
-"""The application's endpoints by handler. If one handler serves several paths, all of them have the
-same access."""
+ENDPOINTS: Final = web.AppKey("endpoints", dict[web.AbstractRoute, Endpoint])
+"""The application's endpoints by aiohttp's routes: several for an endpoint with several spellings
+of its path."""
 
 
 def endpoint_of(request: web.Request) -> Endpoint | None:
     """Return the endpoint that a request is for; None if there is none (404, 405)."""
-    return request.app[ENDPOINTS].get(request.match_info.handler)
+    return request.app[ENDPOINTS].get(request.match_info.route)
+
+
+def is_ovms(request: web.Request) -> bool:
+    """Return whether a request has the rules of OpenVINO Model Server."""
+    endpoint = endpoint_of(request)
+    return endpoint is not None and endpoint.is_ovms
 
 
 def kind_of_models(request: web.Request) -> ModelKind | None:

@@ -57,11 +57,6 @@ begins."""
 _log = structlog.get_logger()
 
 
-def is_ovms(request: web.Request) -> bool:
-    """Return whether a request came to the path of OpenVINO Model Server, which has other rules."""
-    return request.path.startswith("/v3/")
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a request is answered."""

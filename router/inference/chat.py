@@ -4,8 +4,9 @@ from aiohttp import web
 
 from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import checked_ahead, next_step, read_object
+from lmx.router.http.endpoint import is_ovms
 from lmx.router.http.outcome import CONTEXT, note_ignored
-from lmx.router.inference.answering import Plan, answer, is_ovms
+from lmx.router.inference.answering import Plan, answer
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_of_kind
 from lmx.router.inference.named_files import with_files

@@ -52,14 +52,33 @@ class MetricsAnswer(Answer):
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """Return the metrics without a key if only this machine can ask; otherwise as
-    ``/admin/metrics``."""
-    return await _metrics(request.app[SERVICES])
-
-
-async def admin_metrics(request: web.Request) -> web.Response:
-    """Return the metrics for operators."""
-    return await _metrics(request.app[SERVICES])
+    """Return the metrics. ``/metrics`` needs no key if only this machine can ask."""
+    services = request.app[SERVICES]
+    status, downloads, batches = await asyncio.gather(
+        _answered(services, GetStatus(), Status),
+        _answered(services, GetDownloads(), Downloads),
+        _batches(services),
+    )
+    await services.counts.settled()
+    directory = services.supervisor.latest
+    models = () if directory is None else directory.bases
+    forwarded_to = services.metrics.forwarded_to
+    scrape = Scrape(
+        version=services.spec.version,
+        status=None if status is None else status.status,
+        models=models,
+        waiting={model.model_id: services.queues.waiting(model.model_id) for model in models},
+        downloads=downloads,
+        requests=services.metrics.read(),
+        batches=batches[0],
+        batch_lines_left=batches[1],
+        peers=[
+            PeerFigures(link.name, link.answers, link.running, forwarded_to(link.name))
+            for link in services.peers.links
+        ],
+    )
+    body = await asyncio.to_thread(exposition, scrape)
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def admin_metrics_json(request: web.Request) -> web.Response:
@@ -86,34 +105,6 @@ async def admin_metrics_json(request: web.Request) -> web.Response:
             uptime_seconds=round(time.time() - services.counts.since_s, 3),
         )
     )
-
-
-async def _metrics(services: Services) -> web.Response:
-    status, downloads, batches = await asyncio.gather(
-        _answered(services, GetStatus(), Status),
-        _answered(services, GetDownloads(), Downloads),
-        _batches(services),
-    )
-    await services.counts.settled()
-    directory = services.supervisor.latest
-    models = () if directory is None else directory.bases
-    forwarded_to = services.metrics.forwarded_to
-    scrape = Scrape(
-        version=services.spec.version,
-        status=None if status is None else status.status,
-        models=models,
-        waiting={model.model_id: services.queues.waiting(model.model_id) for model in models},
-        downloads=downloads,
-        requests=services.metrics.read(),
-        batches=batches[0],
-        batch_lines_left=batches[1],
-        peers=[
-            PeerFigures(link.name, link.answers, link.running, forwarded_to(link.name))
-            for link in services.peers.links
-        ],
-    )
-    body = await asyncio.to_thread(exposition, scrape)
-    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 async def _batches(services: Services) -> tuple[dict[str, int] | None, int]:

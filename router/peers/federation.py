@@ -319,13 +319,15 @@ class Federation:
                 sent["store"] = False
             body = _dumped(sent)
             headers["Content-Type"] = "application/json"
+        path = endpoint.openai_path
         if link.peer.kind is PeerKind.LMX:
+            path = endpoint.path
             headers |= headers_of(context)
         if (version := request.headers.get("Anthropic-Version")) is not None:
             headers["Anthropic-Version"] = version
         known = hashes(model_id)
         tokens = len(known) * BLOCK_BYTES // _BYTES_A_TOKEN
-        letter = Letter(endpoint.path, body, headers, form, media_types(endpoint, form), tokens)
+        letter = Letter(path, body, headers, form, media_types(endpoint, form), tokens)
         ended = "failed"
         with (
             self._listed(request, endpoint, link.name, model_id, streams=streams) as live,

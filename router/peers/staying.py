@@ -43,7 +43,9 @@ def movable(
     if has_own and not is_drained and (names_a_file(body) or _is_to_be_kept(endpoint, body)):
         return ()
     asked = tuple(
-        one for one in remote if one.link.peer.kind is PeerKind.LMX or endpoint.path in _OF_OPENAI
+        one
+        for one in remote
+        if one.link.peer.kind is PeerKind.LMX or endpoint.openai_path in _OF_OPENAI
     )
     if not asked and not has_own:
         raise _elsewhere(

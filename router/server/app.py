@@ -71,17 +71,19 @@ def make_app(services: Services, tracer: "Tracer | None" = None) -> web.Applicat
 
 
 def _add(app: web.Application, endpoint: Endpoint) -> None:
-    known = app[ENDPOINTS].setdefault(endpoint.handler, endpoint)
-    assert known.access is endpoint.access, f"{endpoint.path} and {known.path} differ in access"
-    # A proxy that keeps strangers from the operators' paths need not know of other spellings.
+    # HEAD is added too, except for a stream, whose length is only known at its end.
+    has_head = endpoint.method == "GET" and not endpoint.streams
+    methods = ("HEAD", "GET") if has_head else (endpoint.method,)
     spelled = () if endpoint.access.for_operators else path_aliases(endpoint.path)
     for path in (endpoint.path, *spelled):
-        if endpoint.method == "GET":
-            # HEAD is added too, except for a stream, whose length is only known at its end.
-            app.router.add_get(path, endpoint.handler, allow_head=not endpoint.streams)
-        else:
-            app.router.add_route(endpoint.method, path, endpoint.handler)
+        for method in methods:
+            route = app.router.add_route(method, path, endpoint.handler)
+            app[ENDPOINTS][route] = endpoint
 
+
+_ONE_SPELLING: Final = ("/admin/", "/pair")
+"""The beginnings of paths for operators and other machines: a proxy that keeps strangers from them
+need not know of other spellings."""
 
 _VERSION: Final = "/v1"
 _WITHOUT_VERSION: Final = frozenset(
@@ -97,7 +99,7 @@ _OF_LM_STUDIO: Final = frozenset({"/chat/completions", "/completions", "/embeddi
 def path_aliases(path: str) -> tuple[str, ...]:
     """Return the further paths that mean the same as ``path``; none for a path with variables,
     whose last one could have a slash of its own, and none for the root."""
-    if "{" in path or path == "/":
+    if "{" in path or path == "/" or path.startswith(_ONE_SPELLING):
         return ()
     spelled = [path, f"/{path}"]
     if path.startswith(f"{_VERSION}/"):

@@ -488,7 +488,7 @@ def _operation() -> Iterator[Endpoint]:
             answer=health.ServerHealth, degraded_status=503, quiet=True)
     yield Endpoint("GET", "/metrics", metrics.metrics, Access.LOCAL, "Metrics", "For Prometheus",
         quiet=True)
-    yield Endpoint("GET", "/admin/metrics", metrics.admin_metrics, Access.METRICS, "Metrics",
+    yield Endpoint("GET", "/admin/metrics", metrics.metrics, Access.METRICS, "Metrics",
         "For Prometheus", quiet=True)
 
 

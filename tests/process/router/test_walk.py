@@ -640,7 +640,7 @@ async def models(walk: Walk) -> None:
 
 
 @case("admin_status", "admin_full_status", "admin_memory", "admin_models", "admin_health",
-      "list_workers", "list_engines", "engine_status", "metrics", "admin_metrics",
+      "list_workers", "list_engines", "engine_status", "metrics",
       "admin_metrics_json", "available_models", "list_downloads", label="1,000 models")  # fmt: skip
 async def operators(walk: Walk) -> None:
     for path in ("status", "status/full", "memory", "models", "health", "workers", "metrics",

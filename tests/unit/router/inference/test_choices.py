@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+from yarl import URL
 
 from lmx.protocol.errors import ErrorCode
 from lmx.protocol.messages.data import Delta, TokenLogprob, ToolCallPart, TopLogprob, Usage
@@ -184,10 +185,12 @@ async def test_on_v3_stop_strings_stay_in_a_stream(rig: Rig) -> None:
         ("/v3/chat/completions", False, False),
         ("/v1/chat/completions", True, False),
         ("/v3/completions", True, True),
+        ("//v3/completions/", True, True),
     ]:
         body = {"model": MODEL, "stop": "x", "prompt": "hi", "stream": stream}
         body["messages"] = [{"role": "user", "content": "hi"}]
-        async with rig.http.post(f"{rig.url}{path}", json=body) as response:
+        url = URL(f"{rig.url}{path}", encoded=True)
+        async with rig.http.post(url, json=body) as response:
             assert response.status == 200
             await response.read()
         assert rig.worker.streams[-1].request.include_stop is included, path

@@ -15,7 +15,7 @@ from lmx.router.peers import relay
 from lmx.supervisor.pairing.certificate import own_fingerprint, pinned
 from tests.support.fakes.fake_peers import FakeStream, Script, until
 from tests.support.rigs.federation_rig import federation, peer_key
-from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, joined_text
+from tests.support.rigs.router_rig import MODEL, TEXTS, Rig, chat_body, joined_text
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +97,8 @@ class ClosingPeer:
         self.closes = False
         self.asked: list[bool] = []
         """Whether the connection was used before, for each request for an answer."""
+        self.path = b""
+        """Where the last of them was sent."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         used = False
@@ -114,6 +116,7 @@ class ClosingPeer:
                 await reader.readexactly(length)
                 if head.startswith(b"POST"):
                     self.asked.append(used)
+                    self.path = head.split(b" ")[1]
                     if used or self.closes:
                         return
                     status = b"400 Bad Request"
@@ -166,3 +169,7 @@ async def test_a_server_of_another_kind_is_asked_for_what_it_has_alone() -> None
         assert (status, found["error"]["param"]) == (400, "model")
         assert "on the machine other, of which chat" in found["error"]["message"]
         assert not other.asked
+        # It has no /v3, and is asked for the same below /v1.
+        status, found = await a.post_json("/v3/chat/completions", **chat_body())
+        assert (status, found["error"]["message"]) == (400, "so it is")
+        assert other.path == b"/v1/chat/completions"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -91,6 +92,30 @@ async def test_a_machine_answers_for_its_peer_by_every_family() -> None:
         assert {one["tokens"] for one in shown} == {len(TEXTS)}
         _, listed = await b.admin("GET", "/admin/requests?ended=100")
         assert {one["machine"] for one in listed["ended"]} == {None}
+
+
+async def test_a_peer_answers_on_v3_by_the_rules_of_v3() -> None:
+    async with federation("ab") as (a, b):
+        await with_remote(b, a)
+        for path in ("/v3/chat/completions", "/v1/chat/completions"):
+            body = {"model": REMOTE, "messages": MESSAGE, "stop": "x", "stream": True}
+            async with a.http.post(f"{a.url}{path}", json=body) as response:
+                assert response.status == 200
+                await response.read()
+            assert b.worker.streams[-1].request.include_stop is ("v3" in path), path
+            for rig in (a, b):
+                # It is counted under its own route once its connection has ended.
+                await until(lambda rig=rig, path=path: ("POST", path, "2xx") in counted(rig))  # type: ignore[misc]
+        status, found = await a.post_json(
+            "/v3/chat/completions", model=REMOTE, messages=MESSAGE, stream=True,
+            include_stop_str_in_output=False,
+        )  # fmt: skip
+        assert (status, found["error"]["param"]) == (400, "include_stop_str_in_output")
+
+
+def counted(rig: Rig) -> Mapping[tuple[str, str, str], int]:
+    """How many requests a router has counted, by method, route and kind of status."""
+    return rig.router.metrics.read().http
 
 
 async def test_a_request_that_a_peer_computes_is_listed_and_can_be_cancelled() -> None:

@@ -15,6 +15,8 @@ def test_the_table() -> None:
     lm_studio = {one for one in path_aliases("/v1/completions") if "/api/" in one}
     assert lm_studio == {"/api/v0/completions", "/api/v0/completions/"}
     assert set(path_aliases("/health")) == {"/health/", "//health", "//health/"}
+    for path in ("/admin/metrics", "/admin/peer", "/pair", "/pair/hello"):
+        assert path_aliases(path) == (), "a proxy may refuse these by their beginning"
     assert path_aliases("/") == () == path_aliases("/v1/models/{id:.+}")
     assert "/jobs" not in path_aliases("/v1/jobs")
 
