@@ -34,30 +34,14 @@ COMMANDS = (
 is free again when its process ends, and that is this one."""
 
 
-def too_long(folder: Path) -> str:
-    return str(folder / ("x" * 150))
-
-
-def too_long_for_a_file(folder: Path) -> str:
-    return str(folder / ("x" * 5000))
-
-
 def a_file(folder: Path) -> str:
     (folder / "home").write_text("")
     return str(folder / "home")
 
 
-def below_a_file(folder: Path) -> str:
-    return a_file(folder) + "/home"
-
-
 def a_link_to_itself(folder: Path) -> str:
     (folder / "home").symlink_to(folder / "home")
     return str(folder / "home")
-
-
-def nobodys(_folder: Path) -> str:
-    return "~nobody-here/lmx"
 
 
 def with_a_broken_configuration(folder: Path) -> str:
@@ -72,8 +56,16 @@ def with_folders_for_files(folder: Path) -> str:
     return str(folder)
 
 
-HOMES = (too_long, too_long_for_a_file, a_file, below_a_file, a_link_to_itself, nobodys,
-         with_a_broken_configuration, with_folders_for_files)  # fmt: skip
+HOMES: dict[str, Callable[[Path], str]] = {
+    "too long": lambda folder: str(folder / ("x" * 150)),
+    "too long for a file": lambda folder: str(folder / ("x" * 5000)),
+    "a file": a_file,
+    "below a file": lambda folder: a_file(folder) + "/home",
+    "a link to itself": a_link_to_itself,
+    "nobody's": lambda _folder: "~nobody-here/lmx",
+    "with a broken configuration": with_a_broken_configuration,
+    "with folders for files": with_folders_for_files,
+}
 
 
 def run(line: str) -> Result:
@@ -82,11 +74,11 @@ def run(line: str) -> Result:
 
 @pytest.mark.parametrize("home", HOMES)
 def test_a_broken_home_is_reported_in_words(
-    home: Callable[[Path], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in os.environ if name.startswith("LMX_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("LMX_HOME", home(tmp_path))
+    monkeypatch.setenv("LMX_HOME", HOMES[home](tmp_path))
     held: list[SupervisorLock] = []
     acquire = SupervisorLock.acquire
 
@@ -102,7 +94,7 @@ def test_a_broken_home_is_reported_in_words(
         assert done.exception is None or isinstance(done.exception, SystemExit), line
         assert "Traceback" not in done.output
         assert "a bug in lmx" not in done.output, (line, done.output)
-        if home in (too_long, a_file, nobodys):
+        if home in ("too long", "a file", "nobody's"):
             assert (done.exit_code, "LMX_HOME" in done.output) == (4, True), (line, done.output)
     assert not (tmp_path / ("x" * 150)).exists()
 

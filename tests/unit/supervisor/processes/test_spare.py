@@ -116,24 +116,22 @@ def test_models_with_other_engines_and_ranks_do_not_take_it(bench: Bench) -> Non
     assert bench.spare.pid == bench.child.pid
 
 
-def _stop(bench: Bench) -> None:
-    os.kill(bench.child.pid, signal.SIGSTOP)
+def _signal(bench: Bench, number: int, status: str) -> None:
+    """Send a signal to it, and wait until it is so. Its end is not reported yet."""
+    os.kill(bench.child.pid, number)
     process = psutil.Process(bench.child.pid)
-    wait_until(lambda: process.status() == psutil.STATUS_STOPPED, "it is stopped")
+    wait_until(lambda: process.status() == status, f"it is {status}")
 
 
-def _kill(bench: Bench) -> None:
-    # Its end is not reported yet.
-    os.kill(bench.child.pid, signal.SIGKILL)
-    process = psutil.Process(bench.child.pid)
-    wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE, "it has ended")
-
-
-def _rewire(bench: Bench) -> None:
-    bench.wire = "never"
-
-
-@pytest.mark.parametrize("harm", [_stop, _kill, _rewire])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda bench: _signal(bench, signal.SIGSTOP, psutil.STATUS_STOPPED),
+        lambda bench: _signal(bench, signal.SIGKILL, psutil.STATUS_ZOMBIE),
+        lambda bench: setattr(bench, "wire", "never"),
+    ],
+    ids=["it is stopped", "it has ended", "another wire is configured"],
+)
 def test_one_that_cannot_serve_is_ended_and_nobody_else_notices(bench: Bench, harm: Any) -> None:
     spec, child = bench.spec(), bench.child
     harm(bench)
@@ -161,7 +159,7 @@ def test_a_spec_that_a_pipe_does_not_take_starts_another_process(bench: Bench) -
 
 
 def test_one_that_ends_by_itself_is_counted(bench: Bench) -> None:
-    _kill(bench)
+    _signal(bench, signal.SIGKILL, psutil.STATUS_ZOMBIE)
     bench.report(bench.child)
     assert (bench.spare.pid, bench.spare.ended) == (None, 1)
     bench.launcher.error = OSError("no more processes")
