@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -86,12 +87,7 @@ class _Lmx:
         patch.setattr(
             launcher, "start_child", lambda *_args, **_kw: SimpleNamespace(pid=next(pids))
         )
-        nobody: Any = SimpleNamespace(
-            watch=lambda *_: None,
-            send=lambda *_: None,
-            publish=lambda *_: None,
-            end=lambda *_: None,
-        )
+        nobody: Any = Mock(spec=["watch", "send", "publish", "end"])
         ledger = Ledger(1000)
         in_effect = Settings(make_config({"a": 100, "b": 100}))
         starts = launcher.Launcher(self.home, nobody, lambda _text: None)
