@@ -28,7 +28,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     wanted, generates = parse_completion(body, ovms=is_ovms(request))
     await next_step(request)
     note_ignored(request, ignored_fields(body, CompletionRequest, COMPLETION))
-    stream = bool(wanted.stream)
+    stream = wanted.streams
     models = await models_of_kind(request, wanted.model, stream=stream, infill=generates[0].infill)
     form = Form(
         choices=len(generates) * generates[0].search.n,

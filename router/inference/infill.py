@@ -6,13 +6,13 @@ from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.inference.answering import Plan, answer
+from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_of_kind
 from lmx.router.jobs.live import RequestKind
 from lmx.router.rendering.infill import InfillForm
 from lmx.router.schema.requests.infill import INFILL, InfillRequest, parse_infill
 from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.services import SERVICES
-from lmx.router.workers.prompt_group import generate_all
 
 
 async def infill(request: web.Request) -> web.StreamResponse:
@@ -22,13 +22,13 @@ async def infill(request: web.Request) -> web.StreamResponse:
     wanted, generate = parse_infill(body)
     await next_step(request)
     note_ignored(request, ignored_fields(body, InfillRequest, INFILL))
-    stream = bool(wanted.stream)
+    stream = wanted.streams
     models = await models_of_kind(request, wanted.model, stream=stream, infill=generate.infill)
-    named = [own_request(generate, request[CONTEXT])]
+    generate = own_request(generate, request[CONTEXT])
     await next_step(request)
     plan = Plan(
         models,
-        lambda chosen, waits: generate_all(services.dispatcher, chosen, named, waits),
+        generation(services, generate, ()),
         InfillForm({model.model_id: model.context_length for model in models}),
         RequestKind.COMPLETION,
         "infill-",

@@ -45,7 +45,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     wanted, generate, sources = parse_messages(body)
     await next_step(request)
     note_ignored(request, [*ignored_fields(body, MessagesRequest, {}), *wanted.left_out])
-    stream = bool(wanted.stream)
+    stream = wanted.streams
     generate, media = await with_files(request, generate, sources)
     models = await models_of_kind(request, wanted.model, stream=stream, media=media)
     generate = prepared(request, generate, "messages.content.tool_use_id")

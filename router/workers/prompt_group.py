@@ -88,8 +88,9 @@ class PromptGroup:
         self.prompt_tokens += generation.prompt_tokens
         self.load_s = max(self.load_s, generation.load_s)
         self.queued = max(self.queued, generation.queued)
+        self.remarks = tuple(dict.fromkeys((*self.remarks, *generation.remarks)))
         # All prompts have the same form.
-        self.remarks, self.ignored = generation.remarks, generation.ignored
+        self.ignored = generation.ignored
         self._waiting -= 1
         if not self._waiting and not self._verdict.done():
             self._verdict.set_result(None)

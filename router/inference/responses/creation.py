@@ -116,7 +116,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     generate = prepared(request, generation_of(wanted, asked), "input.call_id")
     generate = own_request(generate, request[CONTEXT])
     generate, media = await with_files(request, generate, asked.media)
-    stream = bool(wanted.stream)
+    stream = wanted.streams
     models = await models_of_kind(request, wanted.model, stream=stream, media=media)
     repeated = _repeated(body, wanted)
     if summarizes:

@@ -176,6 +176,11 @@ Stops = Annotated[
 """Texts that end an answer: one, or several, of which empty ones are left out."""
 
 
+def texts_of(stops: Stops) -> tuple[str, ...]:
+    """Return the texts that end an answer, often none."""
+    return (stops,) if isinstance(stops, str) else tuple(stops or ())
+
+
 class AnswerFields(ResidencyFields):
     """What a request for a generated answer has in every API, by the API's own names."""
 
@@ -272,9 +277,7 @@ class GenerationFields(SamplingFields, StructureFields, AnswerFields, SharingFie
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return texts_of(self.stop)
 
     @property
     def include_usage(self) -> bool:

@@ -11,6 +11,7 @@ from lmx.router.schema.requests.generation import (
     SharingFields,
     Stops,
     generate_of,
+    texts_of,
 )
 from lmx.router.schema.requests.sampling import ParameterFields, parameter
 from lmx.router.schema.requests.unsupported import refuse_unsupported
@@ -70,7 +71,7 @@ class InfillRequest(ParameterFields, AnswerFields, SharingFields):
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return texts_of(self.stop)
 
 
 def parse_infill(body: dict[str, Any]) -> tuple[InfillRequest, Generate]:

@@ -8,7 +8,7 @@ from pydantic import Field, Tag, model_validator
 
 from lmx.protocol.messages.data import Structure, Thinking
 from lmx.protocol.states import StructureKind
-from lmx.router.schema.requests.generation import AnswerFields, Stops, Think
+from lmx.router.schema.requests.generation import AnswerFields, Stops, Think, texts_of
 from lmx.router.schema.requests.sampling import ParameterFields, parameter
 from lmx.router.schema.validation import (
     INT64_MAX,
@@ -91,8 +91,7 @@ class OllamaFields(AnswerFields):
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
-        stop = self.options.stop if self.options else None
-        return (stop,) if isinstance(stop, str) else tuple(stop or ())
+        return texts_of(self.options.stop if self.options else None)
 
     @property
     def thinking(self) -> Thinking:

@@ -228,6 +228,16 @@ async def test_one_prompt_refused_refuses_all_and_says_which(stream: bool) -> No
     assert body["error"]["param"] == "prompt[1]"
 
 
+async def test_the_remarks_on_all_prompts_are_warnings() -> None:
+    async def remarks(fake: FakeStream) -> None:
+        await fake.accept(remarks=("All.", f"{fake.request.prompt} was cut."))
+        await fake.finish("x")
+
+    async with router_rig(remarks) as rig:
+        status, body = await rig.post_json(PATH, prompt=["a", "b"])
+    assert status == 200 and sorted(body["warnings"]) == ["All.", "a was cut.", "b was cut."]
+
+
 async def test_one_prompt_lost_on_the_way_ends_all() -> None:
     async def fail_second(fake: FakeStream) -> None:
         await fake.accept()
