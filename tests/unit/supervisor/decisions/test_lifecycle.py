@@ -303,7 +303,7 @@ LATE = {
     control.DrainRefused,
     control.Drained,
 }
-NEVER = {
+NEVER: dict[WorkerState, set[type]] = {
     WorkerState.STARTING: set(),
     WorkerState.LOADING: {control.DrainRefused},
     WorkerState.READY: {control.LoadAdvanced, control.Loaded, control.LoadFailed},
