@@ -48,9 +48,11 @@ class MessageBatchRequest(Strict):
     """The body of POST /v1/messages/batches."""
 
     requests: Annotated[
-        list[MessageBatchLine], Field(min_length=1, max_length=50_000, fail_fast=True)
+        list[MessageBatchLine], Field(min_length=1, max_length=10_000, fail_fast=True)
     ]
-    """The requests. All of them are at most as large as any body (`server.body_limit_bytes`)."""
+    """The requests. All of them are at most as large as any body: `server.body_limit_bytes`, and
+    150,000 strings, arrays and objects, names of fields included, which is 15 for the smallest
+    request."""
 
 
 class MessageBatchesQuery(Strict):
