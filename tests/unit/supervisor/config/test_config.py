@@ -170,6 +170,8 @@ def test_each_mistake_names_key_value_and_what_is_allowed(
         ("engine_options: {c: [1.5, .nan]}", ".engine_options", ["c.1: it is not a finite number"]),
         ("engine_options: {c: !!set {d, e}}", ".engine_options",
          ["c: it must be a text, a number"]),
+        ("engine_options: {c: !!binary YQ==}", ".engine_options",
+         ["c: it must be a text, a number"]),
         (r'chat_template_kwargs: {c: "\ud83d\ude00"}', ".chat_template_kwargs",
          ["c: it has half of a surrogate pair"]),
         (f"engine_options: {{c: {'[' * 40}{']' * 40}}}", ".engine_options", ["nested too deeply"]),
