@@ -1,4 +1,4 @@
-"""A coding agent's session: turn after turn with 12 tools, and sub-agents three at a time.
+"""A coding agent's session: turn after turn with tools, and sub-agents three at a time.
 
 What is the same as in any earlier request must not be computed again. The model has random weights
 and a template that leaves out the thinking of earlier turns, as reasoning models' templates do.
@@ -163,7 +163,7 @@ class Agent:
 
     def _use_tool(self, number: int) -> None:
         arguments = json.dumps({"path": text(self._rng, 2)})
-        function = {"name": f"tool_{number % 12}", "arguments": arguments}
+        function = {"name": f"tool_{number % len(self._tools)}", "arguments": arguments}
         call = {"id": f"call_{number}", "type": "function", "function": function}
         self.messages[-1] = {**self.messages[-1], "tool_calls": [call]}
         result = text(self._rng, 60)
@@ -175,9 +175,9 @@ class Agent:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(("qwen3_5", 4)),
+        pytest.param(("qwen3_5", 4, 6)),
         *(
-            pytest.param((kind, 40), marks=[pytest.mark.soak, pytest.mark.timeout(900)])
+            pytest.param((kind, 40, 12), marks=[pytest.mark.soak, pytest.mark.timeout(900)])
             for kind in ("llama", "gemma3", "qwen3_5")
         ),
     ],
@@ -185,10 +185,10 @@ class Agent:
 )
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Rig, int]]:
-    """A model, and the number of turns. Caches that can be cut anywhere, those with sliding windows
+) -> Iterator[tuple[Rig, int, int]]:
+    """A model, and the number of turns and of tools. Caches that can be cut anywhere, those with sliding windows
     and those of recurrent layers are kept in different ways."""
-    kind, turns = request.param
+    kind, turns, tools = request.param
     folder = make_tiny_model(tmp_path_factory.mktemp("agent") / "tiny", kind, 32_768)
     make_tokenizer(TEMPLATE).save_pretrained(folder)
     config = {
@@ -198,14 +198,14 @@ def served(
     }
     with rig(config) as lmx:
         lmx.wait_state("agent", "ready", deadline_s=300)
-        yield lmx, turns
+        yield lmx, turns, tools
 
 
-def test_what_was_computed_once_is_not_computed_again(served: tuple[Rig, int]) -> None:
-    lmx, turns = served
+def test_what_was_computed_once_is_not_computed_again(served: tuple[Rig, int, int]) -> None:
+    lmx, turns, count = served
     rng = random.Random(1)
-    tools = [tool(rng, number) for number in range(12)]
-    system, sub_system = text(rng, 300), text(rng, 150)
+    tools = [tool(rng, number) for number in range(count)]
+    system, sub_system = text(rng, 25 * count), text(rng, 12 * count)
     reuse = Reuse()
     with httpx2.Client(base_url=lmx.url, timeout=300) as client:
         main = Agent(client, reuse, system, tools, seed=2)
@@ -214,7 +214,7 @@ def test_what_was_computed_once_is_not_computed_again(served: tuple[Rig, int]) -
             if number % 10 == SUB_AGENTS_AT:
                 with ThreadPoolExecutor(3) as pool:
                     subs = [
-                        Agent(client, reuse, sub_system, tools[:6], seed=number + one)
+                        Agent(client, reuse, sub_system, tools[: count // 2], seed=number + one)
                         for one in range(3)
                     ]
                     for step in range(SUB_TURNS):

@@ -273,7 +273,7 @@ TOOL: Final = {
 async def all_kinds(url: str, model: str) -> list[Any]:
     """Return what a model answers to requests of each kind: several answers to one, some at a time,
     a call of a tool, a conversation that continues, and one after another that was cancelled."""
-    greedy: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    greedy: dict[str, Any] = {"max_tokens": 10, "temperature": 0, "ignore_eos": True}
 
     async def choices(content: str, **settings: Any) -> Any:
         status, answer = await whole(session, url, model, content, **(greedy | settings))
@@ -285,7 +285,7 @@ async def all_kinds(url: str, model: str) -> list[Any]:
 
     async with http() as session:
         made: list[Any] = [await choices("four", n=4, temperature=1, seed=5)]
-        made += await asyncio.gather(*(choices(text) for text in ("a", "two words", "b" * 90)))
+        made += await asyncio.gather(*(choices(text) for text in ("a", "two words")))
         # How much of what one of them computed another finds is up to which one began first.
         made = [found for found, _ in made]
         settings: dict[str, Any] = {"tools": [TOOL], "tool_choice": "required", "ignore_eos": False}
@@ -321,7 +321,6 @@ async def test_two_machines_make_the_same_tokens_and_their_ranks_end_as_one(two:
     assert made[0] == made[1]
     assert ready(desk) == before
     expected = await first_answer(desk)
-    await blow(two, 1, signal.SIGKILL, expected, busy=True)
     await blow(two, 0, CUT, expected, busy=True)
     (rank,) = lent(two)
     assert rank["pid"] == ready(desk)[1]
