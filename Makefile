@@ -17,7 +17,7 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-quick conformance models-page reference fuzz walk chaos stalls soak kill-rounds kill-ranks kill-peers kill-batches agents installs clients lm-eval bench bench-memory bench-relay bench-console bench-mixed bench-batch bench-small bench-lanes bench-host bench-speculation bench-parse bench-start bench-idle bench-hop bench-ranks bench-device bench-federation bench-peers docs fmt lint types resolve imports check release clean
+.PHONY: help install run test test-all tested test-quick conformance models-page reference fuzz walk chaos stalls soak kill-rounds kill-ranks kill-peers kill-batches agents installs clients lm-eval bench bench-memory bench-relay bench-console bench-mixed bench-batch bench-small bench-lanes bench-host bench-speculation bench-parse bench-start bench-idle bench-hop bench-ranks bench-device bench-federation bench-peers docs fmt lint types resolve imports check release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -70,16 +70,21 @@ run: $(SERVES) ## serve MODELS (default: a small demo model) on PORT
 # tests/support/rigs/file_queue.py. The tests start a thousand processes, which would each compile lmx
 # again: they write no compiled code.
 JOBS ?= 6
-test: install ## run the tests, JOBS files at a time (soak tests are left out)
+TESTED := not soak and not conformance and not clients
+test: install ## run the tests, JOBS files at a time, without those that take long (8 minutes where nothing else runs)
+	@$(MAKE) --no-print-directory tested TESTED='not long and $(TESTED)'
+test-all: install ## run the tests and those that take long: what CI runs (half an hour)
+	@$(MAKE) --no-print-directory tested
+tested:
 	@$(BIN)/python -m compileall -q -j 0 protocol router supervisor worker tests/support
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n $(JOBS) --dist loadfile --durations 25
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n $(JOBS) --dist loadfile --durations 25 -m '$(TESTED)'
 
 # Nothing of MLX, no processes of lmx, no router: for the loop of a person.
 QUICK := unit/protocol unit/router/rendering unit/router/schema unit/supervisor unit/worker wire
 test-quick: install ## run the tests of single modules (a minute)
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -q -n $(JOBS) --dist loadfile $(QUICK:%=tests/%)
 
-# All of two files, and what `make test` leaves out of the others.
+# All of two files, and what `make test-all` leaves out of the others.
 CONFORMANCE := tests/engine/model/test_conformance.py tests/engine/media/test_families.py
 conformance: install ## every type of models against its library, every combination of features (some minutes)
 	@$(BIN)/pytest -q -m 'engine or conformance' $(CONFORMANCE)
@@ -221,7 +226,7 @@ check: lint types imports ## lint, types, imports
 release: install ## check, test, install, build, and tag the version; DRY=1 tags nothing (half an hour)
 	@$(BIN)/python deploy/release.py ready
 	@echo make check && $(MAKE) --no-print-directory check
-	@echo make test && $(MAKE) --no-print-directory test
+	@echo make test-all && $(MAKE) --no-print-directory test-all
 	@echo make installs && $(MAKE) --no-print-directory installs
 	@$(BIN)/python deploy/release.py build
 	@$(if $(DRY),echo 'Nothing was tagged.',$(BIN)/python deploy/release.py tag)

@@ -20,6 +20,8 @@ from lmx.protocol.messages.specs import StablePrompts
 from tests.support.models.tiny_models import make_tiny_model, make_tokenizer
 from tests.support.rigs.rig import PATIENT, Rig, rig
 
+pytestmark = pytest.mark.long
+
 TEMPLATE = (
     "{% if tools %}<|system|>Tools:{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}<|end|>"
     "{% endif %}"
@@ -186,8 +188,8 @@ class Agent:
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Rig, int, int]]:
-    """A model, and the number of turns and of tools. Caches that can be cut anywhere, those with sliding windows
-    and those of recurrent layers are kept in different ways."""
+    """A model, and the number of turns and of tools. Caches that can be cut anywhere, those with
+    sliding windows and those of recurrent layers are kept in different ways."""
     kind, turns, tools = request.param
     folder = make_tiny_model(tmp_path_factory.mktemp("agent") / "tiny", kind, 32_768)
     make_tokenizer(TEMPLATE).save_pretrained(folder)

@@ -75,6 +75,7 @@ pytestmark = [
         FOLDER is None,
         reason=WHY_SKIPPED,
     ),
+    pytest.mark.long,
 ]
 
 

@@ -4,8 +4,12 @@ import asyncio
 import time
 from typing import Any
 
+import pytest
+
 from tests.support.clients.chromium import Page, chromium, require_chromium
 from tests.support.rigs.rig import Rig
+
+pytestmark = pytest.mark.long
 
 
 async def until(page: Page, script: str, what: str, deadline_s: float = 90.0) -> Any:

@@ -11,7 +11,7 @@ from tests.support.clients.chromium import Page
 from tests.support.clients.console_page import AXE, load_axe, reopen, until
 from tests.support.rigs.rig import ROOT
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
 
 CLIENTS: list[dict[str, Any]] = json.loads(
     (ROOT / "router" / "console" / "assets" / "clients.json").read_text()

@@ -9,7 +9,7 @@ from tests.support.clients.chromium import Page
 from tests.support.clients.console_page import AXE, DESKTOP, PHONE, load_axe, until
 from tests.support.rigs.rig import Rig
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
 
 # The models here do what they are asked: they write for long.
 SCRIPTED = """

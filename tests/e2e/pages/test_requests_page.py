@@ -31,7 +31,7 @@ from tests.support.clients.console_page import (
 )
 from tests.support.rigs.rig import Rig, wait_until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
 
 BAD = '<img src=x onerror="window.hurt = 1">'
 MANY = 5000

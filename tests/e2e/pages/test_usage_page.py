@@ -21,7 +21,7 @@ from tests.support.clients.console_page import (
 )
 from tests.support.rigs.rig import Rig
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
 
 SHOWN = """(() => {
   const all = (selector) => [...document.querySelectorAll(selector)];

@@ -12,6 +12,8 @@ from lmx.worker.engine.values import BeamSearch, SequenceSampling
 from tests.support.models.tiny_models import CONFIGS, VOCABULARY, make_tiny_model
 from tests.support.rigs.engine_rig import GREEDY, HOT, WARM_TOP_P, EngineRunner, Plain, spec_of
 
+pytestmark = pytest.mark.long
+
 LIKE_ANOTHER = ("qwen3", "qwen3_next")
 """Their caches are those of llama and qwen3_5. `make conformance` has them too."""
 

@@ -19,6 +19,8 @@ from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
 from tests.support.rigs.matrices import combinations
 
+pytestmark = pytest.mark.long
+
 LONG = [token % 200 + 1 for token in range(2600)]
 """Longer than any row that it could decode with."""
 

@@ -24,6 +24,8 @@ from tests.support.models.tiny_models import CACHING_CONFIGS, CONFIGS, make_tiny
 from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
 from tests.support.rigs.matrices import combinations
 
+pytestmark = pytest.mark.long
+
 LONG: Final = random.Random(1).choices(range(1, 200), k=900)
 SMALL: Final = [[5, 6, 7], [8, 9, 10, 11], [30, 20, 10]]
 

@@ -22,6 +22,8 @@ from lmx.worker.mlx.prefix.state import CacheLayout
 from tests.support.models.tiny_models import VOCABULARY, make_tiny_model
 from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
 
+pytestmark = pytest.mark.long
+
 KINDS = ("llama-64", "gemma3-64", "qwen3_next-64")
 # Some are read in one chunk with other rows' tokens between them, some slide out of a window, and
 # one has nothing to be read before it decodes.
@@ -34,7 +36,7 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 
 QUICK = (("llama-64", 8), ("gemma3-64", 4), ("qwen3_next-64", 4))
-"""Those that `make test` has. Four bits are packed as eight are; `make conformance` has all."""
+"""Those that `make test-all` has. Four bits are packed as eight are; `make conformance` has all."""
 
 CASES = [
     pytest.param((kind, bits), marks=() if (kind, bits) in QUICK else pytest.mark.conformance)

@@ -34,6 +34,8 @@ from tests.support.models.tiny_models import CONFIGS as TINY
 from tests.support.models.tiny_models import VOCABULARY, make_tiny_model
 from tests.support.rigs.engine_rig import GREEDY, HOT, NO_STALL_S, WARM_TOP_P, EngineRunner, spec_of
 
+pytestmark = pytest.mark.long
+
 BAD: Final = 254
 """A prompt with this token can't be read."""
 

@@ -14,6 +14,8 @@ from lmx.worker.mlx.decoding.sequence import DecodeSequence
 from tests.support.models.text_models import make_text_model
 from tests.support.rigs.engine_rig import GREEDY, EngineRunner, spec_of
 
+pytestmark = pytest.mark.long
+
 TYPES = (
     *("baichuan_m1", "bailing_hybrid", "bailing_moe_linear", "falcon_h1", "granitemoehybrid"),
     *("jamba", "kimi_linear", "lfm2", "lfm2_moe", "longcat_flash_ngram", "mamba", "mamba2"),

@@ -29,6 +29,8 @@ from tests.support.models.tiny_drafters import (
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
+pytestmark = pytest.mark.long
+
 GREEDY = SequenceSampling(0.0)
 PROMPT: Final = [40, 41, 42, 43, 90, 91, 7, 8, 9, 10]
 STALL_S: Final = 10.0

@@ -14,6 +14,8 @@ from lmx.worker.mlx.media.spans import MediaSpans
 from tests.support.models.media_models import make_media_model
 from tests.support.rigs.media_check import RATE_HZ, MediaModel, sound, video
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], MediaModel]:

@@ -1,5 +1,5 @@
 """Every family that sees or hears does in lmx what it does in mlx-vlm alone: at once and in chunks,
-after a beginning that was cached, and in a batch. `make test` tries some of them, and
+after a beginning that was cached, and in a batch. `make test-all` tries some of them, and
 `make conformance` all."""
 
 from pathlib import Path
@@ -11,6 +11,8 @@ from lmx.protocol.states import MediaKind
 from tests.support.models.media_families import FAMILIES
 from tests.support.models.media_models import make_media_model, tiny_towers
 from tests.support.rigs.media_check import MAKERS, check_media, check_together
+
+pytestmark = pytest.mark.long
 
 QUICK = {
     *(("gemma3", "image"), ("gemma3n", "audio"), ("gemma4", "image"), ("gemma4", "video")),
@@ -28,7 +30,7 @@ looks at one after the other."""
 
 
 def of_all(cases: dict[str, Any]) -> list[Any]:
-    """Return parameters for a test that `make test` has only those of whose value is true."""
+    """Return parameters for a test that `make test-all` has only those of whose value is true."""
     return [
         pytest.param(*name.split(":"), marks=() if quick else pytest.mark.conformance, id=name)
         for name, quick in sorted(cases.items())

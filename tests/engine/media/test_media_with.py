@@ -24,6 +24,8 @@ from tests.support.rigs.engine_rig import spec_of
 from tests.support.rigs.media_check import PART_S, MediaModel, picture, sound, video
 from tests.support.rigs.seeing_rig import Seeing
 
+pytestmark = pytest.mark.long
+
 WHAT = "What is in the image? What is in the image?"
 MEMORY = PrefixCacheSpec(1 << 28, None, 0)
 

@@ -1,5 +1,5 @@
 """No processor leaves out a part of a picture or a frame of a video: whatever part is changed,
-what the model sees changes. `make test` tries some of them, and `make conformance` all."""
+what the model sees changes. `make test-all` tries some of them, and `make conformance` all."""
 
 from pathlib import Path
 

@@ -11,6 +11,8 @@ from lmx.worker.media.values import Picture
 from tests.support.rigs.engine_rig import spec_of
 from tests.support.rigs.seeing_rig import Seeing
 
+pytestmark = pytest.mark.long
+
 RED, BLUE, GREEN = (255, 0, 0), (0, 0, 255), (0, 200, 0)
 WHAT = "What is in the image?"
 

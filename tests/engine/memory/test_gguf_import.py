@@ -12,6 +12,8 @@ import pytest
 from lmx.supervisor.fetch.conversion_form import Form, output_bytes
 from lmx.supervisor.fetch.gguf import read_facts, run_gguf2mlx
 
+pytestmark = pytest.mark.long
+
 
 def dtypes(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc"),
+    pytest.mark.long,
 ]
 
 

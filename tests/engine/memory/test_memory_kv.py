@@ -24,6 +24,8 @@ from tests.support.models.tiny_models import CONFIGS, QUANTIZABLE_CONFIGS, make_
 from tests.support.rigs.engine_rig import GREEDY
 from tests.support.rigs.matrices import combinations
 
+pytestmark = pytest.mark.long
+
 TOKENS = 512
 CHUNK = 128
 

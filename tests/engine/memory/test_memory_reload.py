@@ -12,7 +12,7 @@ from lmx.protocol.messages.control import LoadModel, UnloadModel
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.rig import Rig, rig, wait_until
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600), pytest.mark.long]
 
 MIB = 1024**2
 WEIGHTS_BYTES = 511 * MIB

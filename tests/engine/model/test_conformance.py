@@ -3,7 +3,7 @@ and after a prefix, also in 4 bits. So is the text of the types with eyes that m
 serve, and of those that mlx-vlm alone knows. What is counted for their caches is what they take.
 
 Those that are not right are listed: one that is mended, or another, fails a test. So are those that
-are not examined: a type that a library has added fails a test. `make test` tries one or two for
+are not examined: a type that a library has added fails a test. `make test-all` tries one or two for
 each way in which the two libraries don't agree; `make conformance` all of them.
 """
 
@@ -35,6 +35,8 @@ from tests.support.rigs.conformance import (
     off_in_company,
 )
 from tests.support.rigs.engine_rig import functions_of_mlx
+
+pytestmark = pytest.mark.long
 
 MOST_OFF = 1e-3
 LEAST_COUNTED, MOST_COUNTED = 0.98, 1.1
@@ -108,7 +110,7 @@ def check_counted(found: Conformance | FewBits, model_type: str, *, sees: bool =
 
 
 def of_all(names: Iterable[str], quick: Iterable[str]) -> list[Any]:
-    """Return parameters for a test that `make test` has only the ``quick`` ones of."""
+    """Return parameters for a test that `make test-all` has only the ``quick`` ones of."""
     return [
         pytest.param(name, marks=() if name in quick else pytest.mark.conformance)
         for name in sorted(names)

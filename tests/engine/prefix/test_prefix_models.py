@@ -17,6 +17,8 @@ from lmx.worker.mlx.prefix.cache import PrefixCache
 from tests.support.models.tiny_models import CONFIGS, make_tiny_model
 from tests.support.rigs.engine_rig import spec_of
 
+pytestmark = pytest.mark.long
+
 MADE_TOKENS = 9  # With the last of the prompt, enough to be kept.
 CHUNK_TOKENS = 50
 SYSTEM = [7 * n % 251 for n in range(270)]

@@ -13,6 +13,8 @@ from lmx.worker.mlx.prefix.reread import RecentPrompts
 from lmx.worker.scheduling.batch import describe_reread
 from tests.support.rigs.engine_rig import GREEDY, EngineRunner, spec_of
 
+pytestmark = pytest.mark.long
+
 RULES = " ".join(f"rule {n}: {random.Random(n).random()}" for n in range(60))
 
 

@@ -28,11 +28,11 @@ from tests.support.rigs.engine_rig import GREEDY, HOT, WARM_TOP_P, EngineRunner,
 from tests.support.rigs.rig import ROOT
 
 # On a busy machine two processes that wait for each other take many times as long.
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.long]
 
 CONTEXT_TOKENS: Final = 4096
 SHOWN: Final = (("qwen3", Parallel.TENSOR), ("qwen2", Parallel.PIPELINE))
-"""What of the ways to divide a model `make test` takes."""
+"""What of the ways to divide a model `make test-all` takes."""
 FORM: Final = r'\{"city": "(Paris|Rome)", "days": (1|20)\}'
 """Without the spaces that a schema leaves open: a model with random weights writes them for as long
 as it may, and each of its tokens is as many exchanges between the ranks as it has layers."""

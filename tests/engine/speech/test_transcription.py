@@ -29,6 +29,8 @@ from tests.support.models.whisper_models import (
 )
 from tests.support.rigs.engine_rig import task_engine
 
+pytestmark = pytest.mark.long
+
 RATE_HZ: Final = 16_000
 
 

@@ -20,6 +20,8 @@ from tests.support.faults.chaos_run import Ending, converse, run_day, tally
 from tests.support.faults.chaos_watch import Watch
 from tests.support.rigs.rig import ANSWER_S, Rig, http, rig
 
+pytestmark = pytest.mark.long
+
 SEED = int(os.environ.get("LMX_TEST_CHAOS_SEED", "4"))
 SWAPS_PER_REQUEST = 0.1
 """The most that may be. Who loads for each that comes next swaps for nearly every request here:

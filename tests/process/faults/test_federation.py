@@ -18,6 +18,8 @@ import pytest
 from tests.support.rigs.federated_homes import MODEL, federated_homes, know_all
 from tests.support.rigs.rig import Rig, http, wait_until
 
+pytestmark = pytest.mark.long
+
 MACHINES = ("desk", "studio", "attic")
 ROUNDS = int(os.environ.get("LMX_TEST_ROUNDS", "1"))
 CLIENTS = 10

@@ -28,6 +28,8 @@ from lmx.supervisor.state.process_records import Records
 from tests.support.faults.fuzz_cases import Cases
 from tests.support.rigs.rig import Rig, rig, scripted
 
+pytestmark = pytest.mark.long
+
 STATE = ("pins.json", "models.json", "measured.json", "downloads.json", "holds.json")
 
 

@@ -21,6 +21,8 @@ from lmx.protocol.wire.endpoints import RunDirectory
 from lmx.protocol.wire.sockets import Role, open_socket
 from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
+pytestmark = pytest.mark.long
+
 NEEDS_DEV_FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 ONE = {"models": [scripted("alpha")]}
 

@@ -36,6 +36,8 @@ from tests.support.rigs.rig import (
     whole,
 )
 
+pytestmark = pytest.mark.long
+
 ROUNDS: Final = int(os.environ.get("LMX_TEST_ROUNDS", "0"))
 SEED: Final = int(os.environ.get("LMX_TEST_SEED", "1"))
 CODES: Final = {"worker_crashed", "worker_hung", "worker_killed", "worker_lost", "engine_error"}

@@ -14,6 +14,8 @@ from tests.support.fakes.fake_hub import fake_hub
 from tests.support.models.model_folders import write_model
 from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
+pytestmark = pytest.mark.long
+
 
 def with_adapters(lmx: Rig, *names: str) -> dict[str, Any]:
     """The configuration with adapters whose folders are there."""

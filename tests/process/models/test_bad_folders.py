@@ -14,6 +14,8 @@ from tests.support.faults.bad_files import put_bad
 from tests.support.faults.bad_folders import BAD, ODD, write_bad
 from tests.support.rigs.rig import Rig, http, scripted, wait_until
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def lmx() -> Iterator[Rig]:

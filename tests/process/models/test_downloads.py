@@ -37,6 +37,8 @@ from tests.support.models.model_folders import PLAIN, write_model
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.rig import Rig, rig, scripted, wait_until
 
+pytestmark = pytest.mark.long
+
 WEIGHTS = "model.safetensors"
 WEIGHTS_BYTES = 300_000
 HALF_BYTES = 150_000

@@ -3,7 +3,11 @@
 import asyncio
 from collections import Counter
 
+import pytest
+
 from tests.support.rigs.rig import Stream, ask, http, rig, scripted, wait_until
+
+pytestmark = pytest.mark.long
 
 
 async def test_who_grows_beyond_the_budget_is_warned_then_ended_and_the_others_live_on() -> None:

@@ -11,7 +11,7 @@ from lmx.supervisor.state.process_records import is_running
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.rig import PATIENT, Rig, command_of, rig, wait_until
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

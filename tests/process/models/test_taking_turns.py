@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
+pytestmark = pytest.mark.long
+
 WORDS = "word " * 3
 QUICKLY = {"tokens": 3}
 LONG = 400

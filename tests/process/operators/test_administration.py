@@ -36,6 +36,8 @@ from tests.support.models.model_folders import write_model
 from tests.support.models.tiny_models import CONTEXT_TOKENS, make_tiny_model
 from tests.support.rigs.rig import Rig, http, rig, scripted, wait_until, whole
 
+pytestmark = pytest.mark.long
+
 CONTEXT = 4096
 REPO = "org/tiny-llama"
 

@@ -14,6 +14,8 @@ import pytest
 from tests.support.clients.terminal import reading
 from tests.support.rigs.rig import Rig, rig, scripted, wait_until
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Rig]:

@@ -13,6 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.rigs.rig import Rig, ask, rig, scripted, wait_until
 
+pytestmark = pytest.mark.long
+
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 

@@ -8,8 +8,11 @@ import signal
 from typing import Any
 
 import aiohttp
+import pytest
 
 from tests.support.rigs.rig import Rig, Stream, ask, http, scripted
+
+pytestmark = pytest.mark.long
 
 LONG = {"tokens": 2000, "step_s": 0.02}
 

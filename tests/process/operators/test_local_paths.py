@@ -13,6 +13,8 @@ import pytest
 from lmx.router.server.routes import ROUTES
 from tests.support.rigs.rig import Rig, rig, scripted
 
+pytestmark = pytest.mark.long
+
 MARKER = "zq7-Geheim"
 KEY = "an-inference-key-of-the-tests"
 BROKEN = ("gone", "damaged", "refuses", "forbids", "crashes")

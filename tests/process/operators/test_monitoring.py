@@ -22,6 +22,8 @@ from tests.support.fakes.macmon import fake_macmon
 from tests.support.references.promql import Known
 from tests.support.rigs.rig import ROOT, Rig, http, rig, scripted, wait_until, whole
 
+pytestmark = pytest.mark.long
+
 DASHBOARD = ROOT / "deploy" / "grafana-dashboard.json"
 ALERTS = ROOT / "deploy" / "prometheus-alerts.yaml"
 METRICS_KEY = "metrics-0123456789abcdef"

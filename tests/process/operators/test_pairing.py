@@ -20,6 +20,8 @@ from lmx.protocol.messages.peers import GetPeers, Peer
 from lmx.supervisor.pairing.exchange import Said, Secret, draw, shown_code
 from tests.support.rigs.rig import Rig, http, rig, scripted, wait_until, whole
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def machines() -> Iterator[tuple[Rig, Rig]]:

@@ -15,6 +15,8 @@ from lmx.supervisor.cli.main import main
 from tests.support.models.model_folders import write_model
 from tests.support.rigs.rig import Rig, rig, scripted, wait_until
 
+pytestmark = pytest.mark.long
+
 KEY = "sk-0123456789abcdef"
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 

@@ -20,6 +20,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from tests.support.rigs.rig import ROOT, Rig, rig, scripted, unused_port, wait_until
 
+pytestmark = pytest.mark.long
+
 PAGE = ROOT / "docs" / "start" / "reverse-proxy.md"
 NAME = "lmx.example.com"
 KEY = "proxied-0123456789abcdef"

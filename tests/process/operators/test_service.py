@@ -20,6 +20,8 @@ from lmx.supervisor.cli.service.managers import Owner, Systemd
 from tests.support.fakes import service_manager
 from tests.support.rigs.user_home import CONFIG, UserHome
 
+pytestmark = pytest.mark.long
+
 LMX = str(Path(sysconfig.get_path("scripts")) / "lmx")
 USER = pwd.getpwuid(os.geteuid()).pw_name
 

@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until
 
+pytestmark = pytest.mark.long
+
 ONE = {"models": [scripted("alpha")]}
 TWO = {"models": [scripted("alpha"), scripted("beta"), scripted("gamma")]}
 

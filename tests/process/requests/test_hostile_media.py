@@ -42,7 +42,7 @@ from tests.support.faults.hostile_server import (
 )
 from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 REFUSALS = {400, 408, 413, 504}
 MOST_BYTES = 300_000

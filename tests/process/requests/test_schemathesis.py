@@ -7,6 +7,8 @@ import pytest
 from tests.support.clients.api_operations import FAULTY_OPERATIONS, MODEL, OPERATIONS
 from tests.support.rigs.rig import Rig, rig, scripted
 
+pytestmark = pytest.mark.long
+
 NOWHERE = "http://127.0.0.1:9"
 """A port that nothing listens on."""
 

@@ -85,6 +85,8 @@ from tests.support.rigs import ticking_router
 from tests.support.rigs.rig import ROOT
 from tests.support.rigs.router_rig import INSTANCE, MODEL, listening_socket, router_spec
 
+pytestmark = pytest.mark.long
+
 LIMIT_S: Final = 0.1
 """Of processor time, on an idle machine: on a busy one the same work takes two or three times as
 much of it."""

@@ -26,6 +26,8 @@ from tests.support.faults.killed_children import kill_at_work
 from tests.support.rigs.decoding import EVERYTHING, PARAM, RATE_HZ, item, picture
 from tests.support.rigs.rig import wait_until
 
+pytestmark = pytest.mark.long
+
 DEADLINE_S = 90.0
 ENDLESS = jpeg_of_scans(3000, 4000)
 """It takes about 15 s of a processor."""

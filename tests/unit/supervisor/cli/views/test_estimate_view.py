@@ -31,6 +31,8 @@ from lmx.supervisor.state.home import Home
 from tests.support.fakes.fake_hub import Fault, fake_hub
 from tests.support.models.model_folders import plan_folder, read_folder, write_model, write_shard
 
+pytestmark = pytest.mark.long
+
 MIB = 1024**2
 
 
