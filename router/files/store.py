@@ -92,10 +92,11 @@ class FileStore(RecordFile[_Results]):
         are being received."""
         own = self._uploads.count(requester)
         if len(self._uploads) >= _MOST_UPLOADS or own >= _MOST_UPLOADS_OF_ONE:
+            count = own if own >= _MOST_UPLOADS_OF_ONE else len(self._uploads)
             raise UnavailableError(
                 ErrorCode.QUEUE_FULL,
-                f"{own or len(self._uploads)} files are being uploaded, as many as may at a time: "
-                "try again when one of them is here.",
+                f"{count} files are being uploaded, as many as may at a time: try again when one "
+                "of them is here.",
                 retry_after_s=5.0,
             )
         self._uploads.append(requester)

@@ -2,7 +2,7 @@
 stays in memory, unless the caller takes it piece by piece."""
 
 import asyncio
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -108,7 +108,8 @@ async def _read(
     reader = await request.multipart()
     for _ in range(_MOST_PARTS + 1):
         try:
-            part = await reader.next()
+            async with _in_time(sink):
+                part = await reader.next()
         except RuntimeError as error:
             raise ValueError("a first field `_charset_` names no character set") from error
         if part is None:
@@ -150,7 +151,7 @@ async def _value(
         )
     pieces: list[bytes] = []
     size_bytes = 0
-    while piece := await _piece(part, in_time=sink is not None):
+    while piece := await _piece(part, sink):
         size_bytes += len(piece)
         if size_bytes > most_bytes:
             raise _too_large(f"`{name[:80]}`", most_bytes, name[:80])
@@ -176,8 +177,13 @@ def _utf8(name: str) -> str:
     return name.encode("utf-8", "replace").decode()
 
 
-async def _piece(part: BodyPartReader, *, in_time: bool) -> bytes:
-    async with arriving_in_time() if in_time else nullcontext():
+def _in_time(sink: FileSink | None) -> AbstractAsyncContextManager[None]:
+    """Bound each wait for more of a form whose whole has an hour."""
+    return nullcontext() if sink is None else arriving_in_time()
+
+
+async def _piece(part: BodyPartReader, sink: FileSink | None) -> bytes:
+    async with _in_time(sink):
         return await part.read_chunk(_PIECE_BYTES)
 
 

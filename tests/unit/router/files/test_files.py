@@ -17,6 +17,7 @@ import openai
 import pytest
 from openai.types import FileDeleted, FileObject
 
+from lmx.protocol.errors import UnavailableError
 from lmx.protocol.messages.keys import ApiKey
 from lmx.protocol.messages.specs import FilesSpec
 from lmx.router.files import blobs as blobs_module
@@ -24,6 +25,7 @@ from lmx.router.files import store as store_module
 from lmx.router.files.blobs import BlobWriter, names_in
 from lmx.router.files.store import FileStore
 from lmx.router.files.tables import FileRow
+from lmx.router.http.bodies import json_body
 from tests.support.clients.sdk_types import checked
 from tests.support.fakes.fake_peers import until
 from tests.support.rigs.router_rig import Rig, router_rig
@@ -257,6 +259,32 @@ async def test_a_client_that_leaves_and_one_too_many(monkeypatch: pytest.MonkeyP
         writer.close()
         await until(lambda: not blobs(rig))
         await client.files.create(file=b"x", purpose="user_data")
+
+
+async def test_one_too_many_of_all_names_that_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_MOST_UPLOADS", 3)
+    files = FileStore(tmp_path / "files.sqlite", FilesSpec(str(tmp_path / "files")))
+    async with files.receive("a"), files.receive("a"), files.receive("b"):
+        with pytest.raises(UnavailableError, match=r"^3 files are being uploaded"):
+            async with files.receive("b"):
+                pass
+
+
+async def test_a_form_of_which_nothing_comes_gives_its_place_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(json_body, "READ_DEADLINE_S", 0.2)
+    async with router_rig() as rig:
+        reader, writer = await asyncio.open_connection("127.0.0.1", rig.spec.port)
+        writer.write(
+            b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500000\r\n"
+            b"Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+        )
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 90)
+        assert head.startswith(b"HTTP/1.1 408 ")
+        writer.close()
 
 
 async def test_who_has_no_key_sees_no_file_of_one(tmp_path: Path) -> None:
