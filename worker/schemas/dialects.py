@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote, urljoin
@@ -67,10 +67,11 @@ def standalone(schema: Mapping[str, Any]) -> Standalone:
     return _Reader(schema).read()
 
 
-def in_place(schema: Schema) -> Iterator[Schema]:
-    """Yield the schemas that a schema has for the same value, except its reference."""
+def in_place(schema: Schema, several: Sequence[str] = IN_PLACE) -> Iterator[Schema]:
+    """Yield the schemas that a schema has for the same value, except its reference. ``several`` are
+    the keywords with a list of schemas that count."""
     if isinstance(schema, dict):
-        for key in IN_PLACE:
+        for key in several:
             yield from schema.get(key, ())
         for key in _IN_PLACE_ONE:
             if key in schema:
@@ -511,7 +512,6 @@ def _references_in_place(schema: Schema) -> Iterator[str]:
     if isinstance(schema, dict):
         if "$ref" in schema:
             yield schema["$ref"]
-        for one in in_place(schema):
-            # If there are alternatives, another one may end it.
-            if not any(one is other for key in ("anyOf", "oneOf") for other in schema.get(key, ())):
-                yield from _references_in_place(one)
+        # If there are alternatives, another one may end it.
+        for one in in_place(schema, ("allOf",)):
+            yield from _references_in_place(one)

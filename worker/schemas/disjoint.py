@@ -132,7 +132,7 @@ def types_of(schema: Schema, look: Lookup, depth: int = 0) -> frozenset[str]:
 
 
 def type_of(value: Any) -> str:
-    """Return the type of a JSON value."""
+    """Return the type of a value that is written as JSON."""
     match value:
         case None:
             return "null"
@@ -142,7 +142,7 @@ def type_of(value: Any) -> str:
             return "number"
         case str():
             return "string"
-        case list():
+        case list() | tuple():  # Python's literals have both.
             return "array"
     return "object"
 

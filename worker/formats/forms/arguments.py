@@ -98,7 +98,11 @@ class ArgumentTypes:
         if not isinstance(schema, dict):
             return frozenset()
         if key not in self._known:
-            self._known[key] = self._read(key, schema)
+            try:
+                self._known[key] = self._read(key, schema)
+            except RecursionError:
+                # Schemas that nobody enforces may be nested as deeply as a client likes.
+                self._known[key] = frozenset()
         return self._known[key]
 
     def _read(self, key: str, schema: Schema) -> frozenset[str]:
@@ -118,7 +122,7 @@ class ArgumentTypes:
         }
         try:
             return standalone({**_shared(self._parameters), "properties": properties})
-        except SchemaFault:
+        except (SchemaFault, RecursionError):
             return None
 
 

@@ -27,7 +27,7 @@ COMMON_KEYS: Final = CallKeys(("name",), ("arguments", "parameters"))
 # so is one without arguments: they may be what stands under that key.
 _HARMLESS: Final = frozenset({"type", "id", "tool_call_id", "function"})
 
-_FENCE: Final = "```"
+FENCE: Final = "```"
 _FENCED_LANGUAGES: Final = frozenset({"", "json", "tool_call"})
 
 
@@ -47,7 +47,7 @@ def read_json_calls(
     """
     begun = sink.calls
     yield from feed.skip()
-    if not bare and (yield from feed.starts((_FENCE,))):
+    if not bare and (yield from feed.starts((FENCE,))):
         # A language may follow.
         yield from feed.until(("\n",), discard)
         yield from feed.skip()
@@ -85,13 +85,13 @@ def read_bare_json_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
         return False
     end = ""
     if char == "`":
-        if not (yield from feed.starts((_FENCE,))):
+        if not (yield from feed.starts((FENCE,))):
             return False
         language: list[str] = []
         broken = yield from feed.until(("\n", "`"), language.append)
         if broken != "\n" or "".join(language).strip() not in _FENCED_LANGUAGES:
             return False
-        end = _FENCE
+        end = FENCE
     return (yield from read_json_calls(feed, sink, end, bare=True))
 
 
@@ -132,7 +132,7 @@ def read_arguments(feed: TextFeed, sink: PartSink, name: str, end: str) -> Steps
     text in it, up to and including ``end``. Returns False if it is no object or ``name`` is no
     tool."""
     yield from feed.skip()
-    fenced = yield from feed.starts((_FENCE,))
+    fenced = yield from feed.starts((FENCE,))
     if fenced:
         # A language may follow.
         marker = yield from feed.until(("\n", "{"), discard)
@@ -148,7 +148,7 @@ def read_arguments(feed: TextFeed, sink: PartSink, name: str, end: str) -> Steps
         yield from skip_stray(feed, end)
     elif fenced:
         yield from feed.skip()
-        yield from feed.starts((_FENCE,))
+        yield from feed.starts((FENCE,))
     return True
 
 

@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any, Final
 
 from lmx.worker.formats.forms.json import json_text, object_of
-from lmx.worker.formats.forms.python import read_code
 from lmx.worker.text.feed import PartSink, Steps, TextFeed
 
 _PREFIX: Final = "lmx_mlx_vlm_tools_"
@@ -62,19 +61,18 @@ def _load(path: str) -> ModuleType:
 
 
 def read_block(
-    feed: TextFeed, sink: PartSink, parser: str, end: str, prefix: str = "", *, python: bool = False
+    feed: TextFeed, sink: PartSink, parser: str, end: str, prefix: str = ""
 ) -> Steps[bool]:
-    """Read up to and including ``end``, and parse the text with ``prefix`` before it. ``python``:
-    the text is code, whose strings may contain ``end``.
+    """Read up to and including ``end``, and parse the text with ``prefix`` before it.
 
     Returns False if it is no call, or a call of an unknown tool. A block without its end is no
     call: some of the parsers would take the cut text for the whole.
     """
-    text = yield from (read_code(feed, end) if python else _read_plain(feed, end))
-    if text is None:
+    text: list[str] = []
+    if not (yield from feed.until((end,), text.append)):
         return False
     try:
-        parsed = _parse_call(parser, prefix + text.strip(), sink.tools)
+        parsed = _parse_call(parser, prefix + "".join(text).strip(), sink.tools)
         calls = [_checked(call) for call in parsed]
     except (ValueError, TypeError, KeyError, AttributeError):
         return False
@@ -84,12 +82,6 @@ def read_block(
         sink.begin_call(name)
         sink.arguments(arguments)
     return True
-
-
-def _read_plain(feed: TextFeed, end: str) -> Steps[str | None]:
-    text: list[str] = []
-    found = yield from feed.until((end,), text.append)
-    return "".join(text) if found else None
 
 
 def _checked(call: Any) -> tuple[str, str]:

@@ -18,14 +18,13 @@ from lmx.worker.formats.forms.arguments import (
     members,
     separated,
 )
-from lmx.worker.formats.forms.json import json_text, read_bare_json_calls, read_json_calls
+from lmx.worker.formats.forms.json import FENCE, json_text, read_bare_json_calls, read_json_calls
 from lmx.worker.schemas.grammar import guided, quoted
 from lmx.worker.text.feed import PartSink, Steps, TextFeed
 
 # In Python a backslash and u means another character if it is half of a surrogate pair.
 _PYTHON_ESCAPES: Final = 'nrbtf\\"'
 
-_FENCE: Final = "```"
 _NAME: Final = re.compile(r"[A-Za-z_][\w.-]*")
 """Names that a call may have, and its arguments: not all of them are Python's identifiers."""
 # Models that were shown JSON write these words as values.
@@ -86,11 +85,11 @@ def _quote_after(code: str, quote: str) -> str:
 def _read_bare_python_calls(feed: TextFeed, sink: PartSink) -> Steps[bool]:
     """Read a list of calls without any marker, or calls in a fence ``tool_code``."""
     yield from feed.skip()
-    opening = yield from feed.starts((f"{_FENCE}tool_code", "["))
+    opening = yield from feed.starts((f"{FENCE}tool_code", "["))
     if opening is None:
         return False
     if opening != "[":
-        return (yield from read_python_calls(feed, sink, _FENCE))
+        return (yield from read_python_calls(feed, sink, FENCE))
     yield from feed.skip()
     name = yield from feed.starts([f"{name}(" for name in sink.names])
     if name is None:

@@ -1,13 +1,11 @@
 """Tool calls in a section: each call is between markers, with its name before a JSON object, which
 may be fenced with backticks."""
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from lmx.worker.formats.family import Reader
-from lmx.worker.formats.forms.json import read_arguments
+from lmx.worker.formats.forms.json import FENCE, read_arguments
 from lmx.worker.text.feed import PartSink, Steps, TextFeed
-
-_FENCE: Final = "```"
 
 
 class SectionForm(NamedTuple):
@@ -57,7 +55,7 @@ def _read_name(feed: TextFeed, form: SectionForm) -> Steps[str]:
         if found == form.call_end or (yield from feed.char()) == "{":
             return "".join(name).strip()
         name.clear()
-    marker = yield from feed.until(("\n", "{", _FENCE, form.call_end), name.append)
-    if marker in ("{", _FENCE):
+    marker = yield from feed.until(("\n", "{", FENCE, form.call_end), name.append)
+    if marker in ("{", FENCE):
         feed.unread(len(marker or ""))
     return "".join(name).strip()

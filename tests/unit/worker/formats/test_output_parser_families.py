@@ -483,3 +483,13 @@ def test_the_form_can_be_named() -> None:
     assert parser_for("[TOOL_CALLS]", "kimi_k2") == "kimi_k2"
     with pytest.raises(ValueError, match="json_tools"):
         parser_for("", "nobody")
+
+
+def test_schemas_that_refer_to_each_other_without_number_allow_any_value() -> None:
+    length = 1500
+    defs: dict[str, Any] = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(length)}
+    defs[f"d{length}"] = {"type": "integer"}
+    parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": defs}
+    tools = [{"type": "function", "function": {"name": "now", "parameters": parameters}}]
+    text = "<tool_call>now\n<arg_key>a</arg_key>\n<arg_value>5</arg_value>\n</tool_call>"
+    assert parse(text, "glm47", tools=tools, cuts=[]).objects == [("now", {"a": 5})]
