@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -104,8 +103,7 @@ async def test_a_peer_answers_on_v3_by_the_rules_of_v3() -> None:
                 await response.read()
             assert b.worker.streams[-1].request.include_stop is ("v3" in path), path
             for rig in (a, b):
-                # It is counted under its own route once its connection has ended.
-                await until(lambda rig=rig, path=path: ("POST", path, "2xx") in counted(rig))  # type: ignore[misc]
+                await counts(rig, path)
         status, found = await a.post_json(
             "/v3/chat/completions", model=REMOTE, messages=MESSAGE, stream=True,
             include_stop_str_in_output=False,
@@ -113,9 +111,9 @@ async def test_a_peer_answers_on_v3_by_the_rules_of_v3() -> None:
         assert (status, found["error"]["param"]) == (400, "include_stop_str_in_output")
 
 
-def counted(rig: Rig) -> Mapping[tuple[str, str, str], int]:
-    """How many requests a router has counted, by method, route and kind of status."""
-    return rig.router.metrics.read().http
+async def counts(rig: Rig, path: str) -> None:
+    """Wait until a router has counted an answer under a route: it does so after its last byte."""
+    await until(lambda: ("POST", path, "2xx") in rig.router.metrics.read().http)
 
 
 async def test_a_request_that_a_peer_computes_is_listed_and_can_be_cancelled() -> None:
