@@ -38,6 +38,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
         continuous_usage=wanted.continuous_usage,
         token_ids=bool(wanted.return_token_ids),
         prompt_logprobs=wanted.prompt_logprobs is not None,
+        tier=wanted.tier,
     )
     named = [own_request(generate, context) for generate in generates]
     await next_step(request)

@@ -687,7 +687,9 @@ async def test_a_request_that_may_wait(tier: Any, shown: str | None, priority: i
         assert {chunk.service_tier async for chunk in stream} == {shown}
         response = await client.responses.create(model=MODEL, input="hi", **named)
         assert response.service_tier == (shown or "default")
-        assert [one.request.priority for one in rig.worker.streams] == [priority] * 3
+        text = await client.completions.create(model=MODEL, prompt="hi", extra_body=named)
+        assert (text.model_extra or {}).get("service_tier") == shown
+        assert [one.request.priority for one in rig.worker.streams] == [priority] * 4
 
 
 @pytest.mark.parametrize("used", [MODEL, "adapter"])
