@@ -97,9 +97,10 @@ _OF_LM_STUDIO: Final = frozenset({"/chat/completions", "/completions", "/embeddi
 
 
 def path_aliases(path: str) -> tuple[str, ...]:
-    """Return the further paths that mean the same as ``path``; none for a path with variables,
-    whose last one could have a slash of its own, and none for the root."""
-    if "{" in path or path == "/" or path.startswith(_ONE_SPELLING):
+    """Return the further paths that mean the same as ``path``. A path with variables has none: the
+    last one could have a slash of its own; and those of the page have none: its links are
+    relative."""
+    if "{" in path or path in ("/", "/ui") or path.startswith(_ONE_SPELLING):
         return ()
     spelled = [path, f"/{path}"]
     if path.startswith(f"{_VERSION}/"):

@@ -464,9 +464,10 @@ def _all_batches() -> Iterator[Endpoint]:
 
 def _front() -> Iterator[Endpoint]:
     use, tag = Access.OPEN, "Health"
-    yield Endpoint("GET", "/", front.front, use, tag,
-        "What this server is; a page for browsers", answer=front.Front, also=("text/html",),
-        quiet=True)
+    for path in ("/", "/ui"):
+        yield Endpoint("GET", path, front.front, use, tag,
+            "What this server is; a page for browsers", answer=front.Front, also=("text/html",),
+            quiet=True)
     yield Endpoint("GET", "/version", version.version, use, tag, "lmx's version",
         answer=version.Version, quiet=True)
     yield Endpoint("GET", "/ping", version.ping, use, tag, "Whether the router is alive",

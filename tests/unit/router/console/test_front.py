@@ -2,6 +2,7 @@
 
 from html.parser import HTMLParser
 
+import pytest
 import yarl
 
 from tests.support.rigs.router_rig import MODEL, Rig, router_rig
@@ -28,8 +29,10 @@ class Links(HTMLParser):
         assert not (self._in_script and data.strip())
 
 
-async def test_a_browser_gets_a_page_of_which_every_link_leads_somewhere(rig: Rig) -> None:
-    async with rig.http.get(f"{rig.url}/", headers=BROWSER) as response:
+@pytest.mark.parametrize("at", ["/", "/ui"])
+async def test_a_browser_gets_a_page_of_which_every_link_leads_somewhere(rig: Rig, at: str) -> None:
+    page = yarl.URL(f"{rig.url}{at}")
+    async with rig.http.get(page, headers=BROWSER) as response:
         assert (response.status, response.content_type) == (200, "text/html")
         assert "default-src 'none'" in response.headers["Content-Security-Policy"]
         html = await response.text()
@@ -37,7 +40,7 @@ async def test_a_browser_gets_a_page_of_which_every_link_leads_somewhere(rig: Ri
     paths = Links(html).paths
     assert {"ui/page.css", "ui/frame.js"} <= set(paths)
     for path in paths:
-        async with rig.http.get(f"{rig.url}/{path}") as response:
+        async with rig.http.get(page.join(yarl.URL(path))) as response:
             assert response.status == 200, path
 
 

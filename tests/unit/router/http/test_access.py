@@ -30,7 +30,7 @@ KEYS = ("first-inference-key", "second-inference-key-ключ")
 METRICS_KEY = "a-key-for-metrics-alone"
 OPEN_PATHS = {
     "/", "/api/version", "/health", "/healthz", "/v1/health", "/status", "/admin/health", "/ping",
-    "/version", "/pair/hello", "/pair/proof",
+    "/version", "/pair/hello", "/pair/proof", "/ui",
 }  # fmt: skip
 
 

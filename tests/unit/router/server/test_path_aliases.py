@@ -17,7 +17,7 @@ def test_the_table() -> None:
     assert set(path_aliases("/health")) == {"/health/", "//health", "//health/"}
     for path in ("/admin/metrics", "/admin/peer", "/pair", "/pair/hello"):
         assert path_aliases(path) == (), "a proxy may refuse these by their beginning"
-    assert path_aliases("/") == () == path_aliases("/v1/models/{id:.+}")
+    assert path_aliases("/") == path_aliases("/ui") == () == path_aliases("/v1/models/{id:.+}")
     assert "/jobs" not in path_aliases("/v1/jobs")
 
 
