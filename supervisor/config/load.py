@@ -356,8 +356,9 @@ def _leave_out_others(
     if isinstance(default, str) and default in gone and ("default_model",) not in applied:
         del values["default_model"]
         left_out.append(f"default_model is left out: {default!r} is not served now")
-    groups = values.get("groups")
-    for group in list(groups) if isinstance(groups, list) else ():
+    found = values.get("groups")
+    groups = found if isinstance(found, list) else []
+    for group in list(groups):
         models = group.get("models") if isinstance(group, dict) else None
         others = gone.intersection(map(str, models)) if isinstance(models, list) else ()
         if others:
