@@ -63,7 +63,7 @@ async def delete(home: Home, config: Config, name: str) -> Deleted:
     killed are left, MODEL_NOT_FOUND, NOT_DELETABLE.
     """
     home.prepare()
-    SupervisorLock(home.lock).acquire()
+    SupervisorLock(home.lock).acquire(by_command=True)
     if left := [record.pid for record in Records(home.state).orphans()]:
         raise OperationError(
             ErrorCode.MODEL_LOADED,
@@ -131,7 +131,7 @@ def keep(home: Home, config: Config, download: Download, path: Path) -> None:
     Holds the lock of the home until the process ends. Raises :class:`OperationError`
     (already_running) if a supervisor was started meanwhile.
     """
-    SupervisorLock(home.lock).acquire()
+    SupervisorLock(home.lock).acquire(by_command=True)
     download.path, download.ended_s = str(path), time.time()
     download.status = DownloadStatus.COMPLETED
     download.downloaded_bytes = download.total_bytes or download.downloaded_bytes
@@ -146,7 +146,7 @@ def keep_unfinished(home: Home, download: Download, error: LmxError | None) -> N
     """Remember a download that failed, or that a person stopped. Does nothing if a supervisor was
     started meanwhile, which has the file then."""
     try:
-        SupervisorLock(home.lock).acquire()
+        SupervisorLock(home.lock).acquire(by_command=True)
     except OperationError:
         return
     download.ended_s = time.time()

@@ -17,7 +17,7 @@ def keys_of_file(home: Home, config: Config | LmxError) -> Keys:
     (already_running) if a supervisor was started meanwhile.
     """
     home.prepare()
-    SupervisorLock(home.lock).acquire()
+    SupervisorLock(home.lock).acquire(by_command=True)
     configured: tuple[ApiKey, ...] = ()
     closed = False
     if isinstance(config, Config):

@@ -22,7 +22,7 @@ from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
 from lmx.protocol.wire import codec
 from lmx.protocol.wire.sockets import Role, open_socket
 from lmx.supervisor.sockets.http_client import Remote
-from lmx.supervisor.state.home import Home
+from lmx.supervisor.state.home import Home, lock_holder
 
 Place = Home | Remote
 """Which lmx a command is about: the one of a home on this machine, or one at an address."""
@@ -34,8 +34,8 @@ _LOOK_AGAIN_S: Final = 0.2
 
 
 def supervisor_runs(home: Home) -> bool:
-    """Return whether a supervisor holds this home's lock. If none does, this function holds the
-    lock for an instant."""
+    """Return whether a supervisor holds this home's lock. A command that holds it is none. If
+    nobody does, this function holds the lock for an instant."""
     try:
         descriptor = os.open(home.lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -43,7 +43,8 @@ def supervisor_runs(home: Home) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
+        holder = lock_holder(descriptor)
+        return holder is None or not holder.is_command
     finally:
         os.close(descriptor)
     return False

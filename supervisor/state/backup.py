@@ -186,7 +186,7 @@ def restore_backup(home: Home, source: Path, now_s: float) -> Restored:
     with _opened(source) as archive:
         manifest = _manifest(archive, source)
         home.prepare()
-        SupervisorLock(home.lock).acquire()
+        SupervisorLock(home.lock).acquire(by_command=True)
         if left := Records(home.state).orphans():
             pids = ", ".join(str(each.pid) for each in left)
             raise OperationError(

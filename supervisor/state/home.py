@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.log_files import process_log, slug, worker_log
@@ -27,6 +27,35 @@ class _Place:
 
     def __get__(self, home: Home, _owner: type) -> Path:
         return home.path / self._below
+
+
+COMMAND_MARK: Final = "command "
+"""What stands before the pid in the lock's file if a command holds the lock, and no supervisor."""
+
+
+class LockHolder(NamedTuple):
+    """A process that holds the lock."""
+
+    pid: int
+    is_command: bool
+    """Whether it is a command, and not this one."""
+
+
+def lock_holder(descriptor: int) -> LockHolder | None:
+    """Return who holds a lock that is held, None if its file does not say it. The file may still
+    say who held it before: a pid counts only while its process lives."""
+    mark = os.pread(descriptor, 32, 0).decode("ascii", "replace")
+    digits = mark.removeprefix(COMMAND_MARK).strip()
+    if not digits.isascii() or not digits.isdecimal():
+        return None
+    pid = int(digits)
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return None
+    except PermissionError:
+        pass  # it is another user's
+    return LockHolder(pid, mark.startswith(COMMAND_MARK) and pid != os.getpid())
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,14 +23,23 @@ import psutil
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.quarantine_file import quarantine_file
 from lmx.supervisor.state.disk_retry import Change, change_once
+from lmx.supervisor.state.home import COMMAND_MARK, lock_holder
 from lmx.supervisor.state.state_file import StateFile, discard_notice
 
 _Record = TypeVar("_Record")
 
 _ACQUIRE_S: Final = 0.5
+_UNSIGNED_S: Final = 5.0
+"""How long the lock is tried for while its file does not say who holds it. Its holder signs at
+once, except on a full disk."""
+
 _ASKED_S: Final = 30.0
-"""How long the lock is tried for while only processes have it that ask whether a supervisor runs.
-They have it for an instant, which may last on a busy machine."""
+"""How long the lock is tried for while only processes have it that ask whether a supervisor runs,
+for an instant, which may last on a busy machine; or a command, which deletes a model perhaps."""
+
+_COMMAND_S: Final = 120.0
+"""How long a command tries for it while another command has it. It has downloaded a model before,
+perhaps; and unlike a supervisor's, its wait can be interrupted."""
 
 _ACQUIRE_RETRY_S: Final = 0.01
 _POLL_S: Final = 0.01
@@ -105,7 +114,8 @@ def is_running(process: psutil.Process) -> bool:
 
 
 class SupervisorLock:
-    """The right to be the supervisor of one home, held until the process ends.
+    """The right to be the supervisor of one home, held until the process ends. A command that
+    changes the files itself, while no supervisor runs, takes it too.
 
     It can't be given back earlier, because that would say that the supervisor is gone while it is
     not. The file stays behind: if it were removed, two processes could hold locks on two files.
@@ -116,28 +126,37 @@ class SupervisorLock:
         self._notify = notify
         self._descriptor: int | None = None
 
-    def acquire(self, inherited: int | None = None) -> None:
+    def acquire(self, inherited: int | None = None, *, by_command: bool = False) -> None:
         """Take the lock. Raises :class:`OperationError` (already_running) with the holder's pid.
 
         It tries for a moment, because a process that asks whether a supervisor runs holds the lock
-        for an instant. ``inherited`` is the descriptor with which this process held the lock before
-        it replaced its program. The lock was never free in between.
+        for an instant, and waits for the end of a command that has it. ``by_command`` says that
+        this process is such a command, and no supervisor. ``inherited`` is the descriptor with
+        which this process held the lock before it replaced its program. The lock was never free in
+        between.
         """
         if inherited is not None:
             os.set_inheritable(inherited, False)
         descriptor = self._open() if inherited is None else inherited
         try:
-            _lock(descriptor)
+            _lock(descriptor, _COMMAND_S if by_command else _ASKED_S)
         except BlockingIOError as error:
-            holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
+            holder = lock_holder(descriptor)
             os.close(descriptor)
+            if holder is not None and holder.is_command:
+                raise OperationError(
+                    ErrorCode.INTERNAL,
+                    f"another command of lmx (pid {holder.pid}) is changing files: try again when "
+                    "it has ended",
+                ) from error
+            pid = "unknown" if holder is None else holder.pid
             raise OperationError(
                 ErrorCode.ALREADY_RUNNING,
-                f"lmx is running already (pid {holder}): see `lmx status`, "
-                "or stop it with `lmx stop`",
+                f"lmx is running already (pid {pid}): see `lmx status`, or stop it with `lmx stop`",
             ) from error
         # The lock is held. The pid in the file is for people, and a full disk does not take it.
-        change_once(self._path, lambda: _sign(descriptor))
+        mark = f"{COMMAND_MARK if by_command else ''}{os.getpid()}\n"
+        change_once(self._path, lambda: _sign(descriptor, mark))
         self._descriptor = descriptor
 
     def _open(self) -> int:
@@ -167,20 +186,25 @@ class SupervisorLock:
         return self._descriptor
 
 
-def _sign(descriptor: int) -> None:
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+def _sign(descriptor: int, mark: str) -> None:
+    os.pwrite(descriptor, mark.encode(), 0)
+    os.ftruncate(descriptor, len(mark))
 
 
-def _lock(descriptor: int) -> None:
-    began_s = time.monotonic()
+def _lock(descriptor: int, longest_s: float) -> None:
+    began_s = known_s = time.monotonic()
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
-            limit_s = _ASKED_S if _is_only_asked_for(descriptor) else _ACQUIRE_S
-            if time.monotonic() - began_s >= limit_s:
+            holder, now_s = lock_holder(descriptor), time.monotonic()
+            if (holder is not None and holder.is_command) or _is_only_asked_for(descriptor):
+                known_s, ends_s = now_s, began_s + longest_s
+            else:
+                # The next holder may have taken it just now, and not signed yet.
+                ends_s = known_s + (_UNSIGNED_S if holder is None else _ACQUIRE_S)
+            if now_s >= ends_s:
                 raise
             time.sleep(_ACQUIRE_RETRY_S)
 

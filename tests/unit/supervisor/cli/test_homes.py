@@ -82,8 +82,8 @@ def test_a_broken_home_is_reported_in_words(
     held: list[SupervisorLock] = []
     acquire = SupervisorLock.acquire
 
-    def recorded(lock: SupervisorLock) -> None:
-        acquire(lock)
+    def recorded(lock: SupervisorLock, *, by_command: bool = False) -> None:
+        acquire(lock, by_command=by_command)
         held.append(lock)
 
     monkeypatch.setattr(SupervisorLock, "acquire", recorded)

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import os
 import random
 import shutil
 import sqlite3
@@ -326,6 +327,7 @@ def test_a_home_that_is_in_use_is_not_touched(whole: Path, tmp_path: Path) -> No
     before = contents(home)
     with home.lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
+        print(os.getpid(), file=held, flush=True)
         with pytest.raises(OperationError, match="is running already"):
             restore_backup(home, whole, NOW_S)
     assert contents(home) == before

@@ -5,20 +5,24 @@ import fcntl
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lmx.protocol.errors import OperationError
+from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.quarantine_file import clear_for_file, quarantine_file
 from lmx.protocol.messages.keys import ApiKey
 from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.inventory.download_records import DownloadFile
 from lmx.supervisor.keys.file import KeyFile, StoredKeys
 from lmx.supervisor.memory.measured import Measured
+from lmx.supervisor.sockets.client import supervisor_runs
 from lmx.supervisor.state import process_records, state_file
 from lmx.supervisor.state.files import Holds, Pins, read_admin_key
 from lmx.supervisor.state.home import Home
@@ -82,15 +86,17 @@ def test_the_lock_can_be_taken(kind: str, tmp_path: Path) -> None:
     os.close(lock.descriptor)
 
 
+@pytest.mark.parametrize("kind", [fcntl.LOCK_SH, fcntl.LOCK_EX], ids=["asks", "has not signed"])
 def test_who_asks_for_the_lock_is_not_taken_for_a_supervisor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long it has the lock, since it stands still."""
+    """However long it has the lock, since it stands still. Nor is a command that has not signed."""
     monkeypatch.setattr(process_records, "_ACQUIRE_S", 0.0)
+    monkeypatch.setattr(process_records, "_UNSIGNED_S", 90.0)
     path = tmp_path / "lock"
     path.touch()
     asking = os.open(path, os.O_RDONLY)
-    fcntl.flock(asking, fcntl.LOCK_SH)
+    fcntl.flock(asking, kind)
     ends = threading.Timer(0.3, os.close, (asking,))
     ends.start()
     lock = SupervisorLock(path)
@@ -99,6 +105,50 @@ def test_who_asks_for_the_lock_is_not_taken_for_a_supervisor(
     with pytest.raises(OperationError, match=f"pid {os.getpid()}"):
         SupervisorLock(path).acquire()
     os.close(lock.descriptor)
+
+
+COMMAND = """
+import sys
+from pathlib import Path
+from lmx.supervisor.state.process_records import SupervisorLock
+SupervisorLock(Path(sys.argv[1])).acquire(by_command=True)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_command_that_holds_the_lock_is_no_supervisor_and_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two commands that change files at the same time do it one after the other."""
+    monkeypatch.setattr(process_records, "_ACQUIRE_S", 0.0)
+    home = Home(tmp_path)
+    command = [sys.executable, "-c", COMMAND, str(home.lock)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as first:
+        assert first.stdout is not None
+        assert first.stdin is not None
+        assert first.stdout.readline()
+        assert not supervisor_runs(home)
+        with monkeypatch.context() as patch:
+            patch.setattr(process_records, "_ASKED_S", 0.0)
+            with pytest.raises(OperationError, match=rf"command .*\(pid {first.pid}\)") as refused:
+                SupervisorLock(home.lock).acquire()
+            assert refused.value.code is not ErrorCode.ALREADY_RUNNING, "launchd tries again"
+        with ThreadPoolExecutor(1) as pool:
+            lock = SupervisorLock(home.lock)
+            acquired = pool.submit(lock.acquire, by_command=True)
+            with pytest.raises(TimeoutError):
+                acquired.result(0.2)
+            first.stdin.close()
+            acquired.result(90)
+    assert home.lock.read_text() == f"command {os.getpid()}\n"
+    os.close(lock.descriptor)
+    # A supervisor that could not write its pid there, because the disk is full.
+    home.lock.write_text(f"command {2**31 - 1}\n")
+    with home.lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert supervisor_runs(home)
 
 
 @pytest.mark.parametrize("kind", ["folder", "dangling link", "pipe"])
