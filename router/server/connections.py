@@ -31,7 +31,7 @@ from lmx.router.server.tls import FirstByte, OwnCertificate
 
 _KEPT_BACK: Final = 384
 """Descriptors for everything else: sockets to the workers, files, and refused connections, of which
-128 are accepted before the first is closed."""
+some 128 are accepted before the first is closed."""
 
 _log = structlog.get_logger()
 

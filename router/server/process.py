@@ -69,6 +69,10 @@ the side that closes first risks a request in flight, and that should not be the
 _BACKLOG: Final = 1024
 """Connections that the kernel holds until they are accepted: clients come in bursts."""
 
+_ACCEPTED_AT_ONCE: Final = 32
+"""The most connections that are accepted in one turn of the event loop. Those of one turn are only
+counted in the next one, and refused ones are closed some turns later."""
+
 _LINGER_S: Final = 1.0
 """The time that connections have for one more request."""
 
@@ -211,8 +215,9 @@ class Router:
             OwnCertificate(Path(self._spec.jobs_path).with_name("certificate.pem")),
         )
         self._server = await asyncio.get_running_loop().create_server(
-            limit, sock=self._listener, backlog=_BACKLOG
+            limit, sock=self._listener, backlog=_ACCEPTED_AT_ONCE
         )
+        self._listener.listen(_BACKLOG)  # asyncio has one number for both.
         self._link_task = asyncio.create_task(self.supervisor.run(self._measure))
         return self._link_task
 

@@ -3,6 +3,7 @@ else. No speeds are asserted, only that others are answered meanwhile."""
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 
 import orjson
@@ -134,6 +135,25 @@ async def test_one_connection_too_many_gets_an_error_and_those_that_are_there_co
         async with connected(rig, 1) as ((reader, writer),):
             writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_burst_of_connections_stays_near_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "open_files_limit", lambda: 40)
+    async with router_rig() as rig:
+        server = rig.router._runner.server
+        assert server is not None
+        with contextlib.ExitStack() as closing:
+            # They wait in the kernel, all of them, before the router's loop has its next turn.
+            burst = [
+                closing.enter_context(socket.create_connection(("127.0.0.1", rig.spec.port), 90))
+                for _ in range(120)
+            ]
+            said = [asyncio.to_thread(one.recv, 12) for one in burst[-4:]]
+            assert set(await asyncio.gather(*said)) == {b"HTTP/1.1 429"}
+            most = most_connections(40) + 2 * process._ACCEPTED_AT_ONCE
+            assert len(server.connections) <= most < len(burst)
 
 
 @pytest.mark.parametrize(
