@@ -394,8 +394,8 @@ _PHI4: Final = _array(
     "<|/tool_call|>",
     "<|tool|>",
     "<|/tool|>",
-    # What the model writes without its tokens.
-    others=(json_array("functools", "")[0],),
+    # What the model writes without its tokens. The word alone is text.
+    others=(json_calls("functools[", ""), json_calls("functools [", "")),
 )
 
 JSON_FAMILIES: Final = (

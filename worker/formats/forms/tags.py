@@ -8,7 +8,7 @@ allowed. Other values are read as JSON, or as Python's literals, when they are c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -137,9 +137,8 @@ def read_functions(feed: TextFeed, sink: PartSink, form: XmlForm) -> Steps[bool]
     Only what names a known tool and continues like a call is a call: the tag may stand in any text.
     The feed must be marked. Returns False if there is no call.
     """
-    doubled = {f"{name}.{name}" for name in sink.names if "." not in name}
-    written = [one for name in sink.names | doubled for one in (name, f'"{name}"')]
-    names = sorted((f"{one}{form.name_end}" for one in written), key=len, reverse=True)
+    written = (f"{one}{form.name_end}" for one in _written(sink.names))
+    names = sorted(written, key=len, reverse=True)
     while True:
         named = yield from feed.starts(names)
         if named is None:
@@ -182,7 +181,7 @@ def _read_name(feed: TextFeed, form: XmlForm, names: Collection[str]) -> Steps[s
     name: list[str] = []
     if form.name_end:
         yield from feed.until((form.name_end,), name.append)
-    else:
+    elif (yield from _begins(feed, _written(names))):
         markers = (form.parameter, form.end, "{", *form.key_close)
         marker = yield from feed.until(markers, name.append)
         if marker in form.key_close:
@@ -193,6 +192,20 @@ def _read_name(feed: TextFeed, form: XmlForm, names: Collection[str]) -> Steps[s
             feed.unread(len(text) - len(name[0]))
         feed.unread(len(marker or ""))
     return _function("".join(name), names)
+
+
+def _written(names: Collection[str]) -> list[str]:
+    """Return how models write these names of functions."""
+    doubled = [f"{name}.{name}" for name in names if "." not in name]
+    return [f"{quote}{name}{quote}" for name in (*names, *doubled) for quote in ("", '"', "'")]
+
+
+def _begins(feed: TextFeed, texts: Sequence[str]) -> Steps[bool]:
+    """Return whether one of these texts comes next, as far as the text goes. It is not read."""
+    begun = yield from feed.starts(texts)
+    feed.unread(len(begun or ""))
+    cut_off = feed.ended and any(text.startswith(feed.rest) for text in texts)
+    return begun is not None or cut_off
 
 
 def _function(written: str, names: Collection[str]) -> str:

@@ -485,6 +485,12 @@ def test_the_form_can_be_named() -> None:
         parser_for("", "nobody")
 
 
+def test_text_behind_a_mark_that_begins_no_call_is_not_held_back() -> None:
+    one = OutputParser(None, False, "glm47", TOOLS)
+    one.add('OPEN = "<tool_call>')
+    assert "".join(part.text for part in one.add('" and')) == '<tool_call>" and'
+
+
 def test_schemas_that_refer_to_each_other_without_number_allow_any_value() -> None:
     length = 1500
     defs: dict[str, Any] = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(length)}
