@@ -357,10 +357,11 @@ def _leave_out_others(
         del values["default_model"]
         left_out.append(f"default_model is left out: {default!r} is not served now")
     found = values.get("groups")
-    groups = found if isinstance(found, list) else []
+    groups: list[Any] = found if isinstance(found, list) else []
     for group in list(groups):
-        models = group.get("models") if isinstance(group, dict) else None
-        others = gone.intersection(map(str, models)) if isinstance(models, list) else ()
+        named = group.get("models") if isinstance(group, dict) else None
+        models: list[Any] = named if isinstance(named, list) else []
+        others = gone.intersection(map(str, models))
         if others:
             group["models"] = [one for one in models if str(one) not in others]
             if not group["models"]:
