@@ -119,27 +119,30 @@ async function load(view, name) {
     at("chat").hidden = true;
     at("view").hidden = false;
     // A browser may keep that a script could not be had, for as long as the page is open.
-    at("view").replaceChildren(
-      h(
-        "div",
-        { class: "page" },
-        h("h1", {}, view.label),
-        h("p", { class: "soft" }, "lmx did not send this view: it may be restarting."),
-        h("button", { type: "button", class: "main", onclick: () => location.reload() }, "Try again"),
-      ),
-    );
+    const words = "lmx did not send this view: it may be restarting.";
+    at("view").replaceChildren(inPlaceOf(view, words, "Try again", () => location.reload()));
     return null;
   }
 }
 
 /** @param {View} view */
 function locked(view) {
+  const words = "This part is for operators: it needs the server's admin key.";
+  return inPlaceOf(view, words, "Give the admin key", () => askForAdminKey());
+}
+
+/** Returns what is shown in place of a view.
+ *  @param {View} view
+ *  @param {string} words
+ *  @param {string} action
+ *  @param {() => void} onclick */
+function inPlaceOf(view, words, action, onclick) {
   return h(
     "div",
     { class: "page locked" },
     h("h1", {}, view.label),
-    h("p", { class: "soft" }, "This part is for operators: it needs the server's admin key."),
-    h("button", { type: "button", class: "main", onclick: () => askForAdminKey() }, "Give the admin key"),
+    h("p", { class: "soft" }, words),
+    h("button", { type: "button", class: "main", onclick }, action),
   );
 }
 

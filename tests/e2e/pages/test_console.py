@@ -350,7 +350,7 @@ async def test_a_view_that_could_not_be_had_is_asked_for_again(page: Page, origi
         await page.open(f"{origin}/{view}")
         await until(page, f"{again}?.textContent === 'Try again'", "a way to ask again")
         await page.ask("Network.setBlockedURLs", urls=[])
-        await page.run(f"{again}.click()")
+        await page.run(f"setTimeout(() => {again}.click())")
         await until(page, f"Boolean({there})", script)
     await page.ask("Network.setCacheDisabled", cacheDisabled=False)
     await page.ask("Network.disable")
