@@ -198,10 +198,10 @@ def add(
     input_bytes: int,
     most_under_way: int,
     quota: Quota,
-) -> None:
-    """Add a batch with an input of that size. Raises :class:`TooManyError` if its owner has
-    ``most_under_way`` already, :class:`NoRoomError` if there is no room for what it needs besides
-    its file."""
+) -> bool:
+    """Add a batch with an input of that size, and return True. Raises :class:`TooManyError` if its
+    owner has ``most_under_way`` already, :class:`NoRoomError` if there is no room for what it needs
+    besides its file."""
     connection.execute("BEGIN IMMEDIATE")
     with connection:
         count = "SELECT count(*) FROM batches WHERE owner IS ? AND ended_s IS NULL"
@@ -215,6 +215,7 @@ def add(
         connection.execute(
             "INSERT INTO inputs VALUES (?, ?, ?)", (row.id, row.input_file_id, input_bytes)
         )
+    return True
 
 
 def get(

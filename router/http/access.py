@@ -67,7 +67,6 @@ def opening_key(
             judge(
                 access,
                 family,
-                None,
                 key,
                 given=bool(given),
                 keyless=ring.keyless,

@@ -103,7 +103,6 @@ class Keys:
 def judge(
     access: Access,
     family: KeyFamily | None,
-    model_id: str | None,
     key: ApiKey | None,
     *,
     given: bool,
@@ -115,7 +114,6 @@ def judge(
     """Return whether a request may pass.
 
     ``family`` is the API of the route, None for a route that clients of all of them use.
-    ``model_id`` is the model that would answer, None where that is not known yet or there is none.
     ``key`` is the one that was sent, None if none of lmx's was; ``given`` is whether any text was
     sent as a key. ``keyless`` means that requests to models need no key, ``local`` that only this
     machine can send requests, ``forwarded`` that peers forward requests to the route.
@@ -136,8 +134,6 @@ def judge(
         return Verdict.ALLOWED
     if family is not None and key.families and family not in key.families:
         return Verdict.FAMILY
-    if model_id is not None and not key.allows(model_id):
-        return Verdict.MODEL
     return Verdict.ALLOWED
 
 

@@ -2,9 +2,8 @@
 GET .../results: Anthropic's batches of messages, over the same records as OpenAI's."""
 
 import asyncio
-import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal, NoReturn
 
 import orjson
@@ -13,7 +12,6 @@ from aiohttp import web
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.files import batch_tables
 from lmx.router.files.batch_tables import ENDED, BatchRow, BatchStatus
-from lmx.router.files.blobs import BlobWriter
 from lmx.router.files.store import Upload, input_name
 from lmx.router.files.tables import Page
 from lmx.router.http.bodies.json_body import next_step, read_object
@@ -110,8 +108,9 @@ async def create_message_batch(request: web.Request) -> web.Response:
         upload = Upload(writer)
         for lines in _lines(wanted.requests):
             await upload.write(lines)
+        add = adding(files, row, upload.size_bytes)
         with refused(files, "requests"):
-            await files.perform(_committing(writer, adding(files, row, upload.size_bytes)))
+            await files.perform(lambda records: writer.commit(lambda: add(records)))
     files.changed.set()
     return json_value(_shown(row))
 
@@ -212,16 +211,6 @@ def _lines(requests: Sequence[MessageBatchLine]) -> Iterator[bytes]:
             )
             for place, one in enumerate(requests[begin : begin + _WRITTEN_AT_ONCE], begin)
         )
-
-
-def _committing(
-    writer: BlobWriter, add: Callable[[sqlite3.Connection], None]
-) -> Callable[[sqlite3.Connection], bool]:
-    def committed(records: sqlite3.Connection) -> bool:
-        add(records)
-        return True
-
-    return lambda records: writer.commit(lambda: committed(records))
 
 
 def _shown(row: BatchRow) -> MessageBatch:

@@ -194,8 +194,9 @@ def new_batch_id(prefix: str = "batch_") -> str:
 
 def adding(
     files: FileStore, row: BatchRow, input_bytes: int
-) -> Callable[[sqlite3.Connection], None]:
-    """Return what adds a batch with an input of that size, within :func:`refused`."""
+) -> Callable[[sqlite3.Connection], bool]:
+    """Return what adds a batch with an input of that size, within :func:`refused`, and returns
+    True."""
     return lambda records: batch_tables.add(records, row, input_bytes, _MOST_UNDER_WAY, files.quota)
 
 
@@ -211,11 +212,10 @@ def _adding_with_input(
         if not linked(files.path(file), path):
             return False
         try:
-            add(records)
+            return add(records)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        return True
 
     return added
 

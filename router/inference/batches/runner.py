@@ -327,7 +327,7 @@ class BatchRunner:
         if key is None and row.owner == LOCAL_OWNER:
             return True, None  # lmx was started again since.
         verdict = judge(
-            Access.INFERENCE, KeyFamily(row.api), None, key,
+            Access.INFERENCE, KeyFamily(row.api), key,
             given=row.owner is not None, keyless=ring.keyless and row.owner is None, local=False,
             now_s=now_s,
         )  # fmt: skip

@@ -293,7 +293,6 @@ KEY_PARTS: Final = st.builds(
     digest=st.just("d"),
     owner=st.just("key_0"),
     scopes=st.sets(st.sampled_from(KeyScope), min_size=1).map(tuple),
-    models=st.sampled_from(((), ("a-*",), ("b", "c*"))),
     families=st.sets(st.sampled_from(KeyFamily)).map(tuple),
     expires_at_s=st.sampled_from((None, 5.0, 10.0, 15.0)),
 )
@@ -302,7 +301,6 @@ KEY_PARTS: Final = st.builds(
 @given(
     st.sampled_from(Access),
     st.sampled_from((None, *KeyFamily)),
-    st.sampled_from((None, "a-1", "b", "z")),
     st.none() | KEY_PARTS,
     st.booleans(),
     st.booleans(),
@@ -312,17 +310,14 @@ KEY_PARTS: Final = st.builds(
 def test_what_holds_for_every_decision(
     access: Access,
     family: KeyFamily | None,
-    model: str | None,
     key: ApiKey | None,
     given: bool,
     keyless: bool,
     local: bool,
     more: KeyScope,
 ) -> None:
-    def decide(key: ApiKey | None, model: str | None = model) -> Verdict:
-        return judge(
-            access, family, model, key, given=given, keyless=keyless, local=local, now_s=10.0
-        )
+    def decide(key: ApiKey | None) -> Verdict:
+        return judge(access, family, key, given=given, keyless=keyless, local=local, now_s=10.0)
 
     verdict = decide(key)
     free = (
@@ -338,17 +333,11 @@ def test_what_holds_for_every_decision(
         assert verdict is Verdict.EXPIRED
     else:
         assert (verdict is Verdict.SCOPE) is set(opened_by(access)).isdisjoint(key.scopes)
-        # More scopes, later, and all models and APIs never close what was open.
-        wider = replace(key, scopes=(*key.scopes, more), models=(), families=(), expires_at_s=None)
+        # More scopes, later, and all APIs never close what was open.
+        wider = replace(key, scopes=(*key.scopes, more), families=(), expires_at_s=None)
         assert verdict is not Verdict.ALLOWED or decide(wider) is Verdict.ALLOWED
-        if verdict is Verdict.ALLOWED:
-            assert decide(key, None) is Verdict.ALLOWED
-            if access is Access.INFERENCE:
-                assert model is None or key.allows(model)
-                assert family is None or not key.families or family in key.families
-                assert decide(replace(key, models=("no-model",))) is (
-                    Verdict.ALLOWED if model is None else Verdict.MODEL
-                )
+        if verdict is Verdict.ALLOWED and access is Access.INFERENCE:
+            assert family is None or not key.families or family in key.families
         assert decide(replace(key, expires_at_s=10.0)) is Verdict.EXPIRED
 
 
