@@ -115,6 +115,14 @@ class TextFeed:
                 return None
             yield
 
+    def begins(self, texts: Sequence[str]) -> Steps[bool]:
+        """Return whether one of these comes next, without reading it. At the end of the text its
+        beginning is enough."""
+        begun = yield from self.starts(texts)
+        self.unread(len(begun or ""))
+        cut_off = self.ended and any(text.startswith(self.rest) for text in texts)
+        return begun is not None or cut_off
+
     def until(
         self, markers: Sequence[str], emit: Callable[[str], Any], whole: bool = True
     ) -> Steps[str | None]:

@@ -29,6 +29,8 @@ _NAME: Final = re.compile(r"[A-Za-z_][\w.-]*")
 """Names that a call may have, and its arguments: not all of them are Python's identifiers."""
 # Models that were shown JSON write these words as values.
 _JSON_WORDS: Final = {"true": True, "false": False, "null": None}
+# Brackets around calls, and a comment before them.
+_BEFORE_NAMES: Final = ("(", "[", "#")
 _CLOSING: Final = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -43,6 +45,8 @@ def read_python_calls(feed: TextFeed, sink: PartSink, end: str) -> Steps[bool]:
     space = yield from feed.skip()
     if (yield from feed.char()) == "{":
         return (yield from read_json_calls(feed, sink, end))
+    if not (yield from feed.begins((*sink.names, *_BEFORE_NAMES))):
+        return False
     feed.unread(len(opening or "") + len(space))
     text = yield from read_code(feed, end)
     return text is not None and _emit(text, sink)

@@ -8,7 +8,7 @@ allowed. Other values are read as JSON, or as Python's literals, when they are c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -181,7 +181,7 @@ def _read_name(feed: TextFeed, form: XmlForm, names: Collection[str]) -> Steps[s
     name: list[str] = []
     if form.name_end:
         yield from feed.until((form.name_end,), name.append)
-    elif (yield from _begins(feed, _written(names))):
+    elif (yield from feed.begins(_written(names))):
         markers = (form.parameter, form.end, "{", *form.key_close)
         marker = yield from feed.until(markers, name.append)
         if marker in form.key_close:
@@ -198,14 +198,6 @@ def _written(names: Collection[str]) -> list[str]:
     """Return how models write these names of functions."""
     doubled = [f"{name}.{name}" for name in names if "." not in name]
     return [f"{quote}{name}{quote}" for name in (*names, *doubled) for quote in ("", '"', "'")]
-
-
-def _begins(feed: TextFeed, texts: Sequence[str]) -> Steps[bool]:
-    """Return whether one of these texts comes next, as far as the text goes. It is not read."""
-    begun = yield from feed.starts(texts)
-    feed.unread(len(begun or ""))
-    cut_off = feed.ended and any(text.startswith(feed.rest) for text in texts)
-    return begun is not None or cut_off
 
 
 def _function(written: str, names: Collection[str]) -> str:

@@ -485,10 +485,13 @@ def test_the_form_can_be_named() -> None:
         parser_for("", "nobody")
 
 
-def test_text_behind_a_mark_that_begins_no_call_is_not_held_back() -> None:
-    one = OutputParser(None, False, "glm47", TOOLS)
-    one.add('OPEN = "<tool_call>')
-    assert "".join(part.text for part in one.add('" and')) == '<tool_call>" and'
+@pytest.mark.parametrize(
+    ("family", "mark"), [("glm47", "<tool_call>"), ("olmo3", "<function_calls>")]
+)
+def test_text_behind_a_mark_that_begins_no_call_is_not_held_back(family: str, mark: str) -> None:
+    one = OutputParser(None, False, family, TOOLS)
+    one.add(f'OPEN = "{mark}')
+    assert "".join(part.text for part in one.add('" and')) == f'{mark}" and'
 
 
 def test_schemas_that_refer_to_each_other_without_number_allow_any_value() -> None:
