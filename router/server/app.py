@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from aiohttp import web
+from aiohttp import HttpVersion11, hdrs, web
 
 from lmx.protocol.web_origins import is_loopback
 from lmx.router.byte_budget import ByteBudget
@@ -77,8 +77,17 @@ def _add(app: web.Application, endpoint: Endpoint) -> None:
     spelled = () if endpoint.access.for_operators else path_aliases(endpoint.path)
     for path in (endpoint.path, *spelled):
         for method in methods:
-            route = app.router.add_route(method, path, endpoint.handler)
+            route = app.router.add_route(method, path, endpoint.handler, expect_handler=_expect)
             app[ENDPOINTS][route] = endpoint
+
+
+async def _expect(request: web.Request) -> None:
+    """Let a client send the body that it holds back, and ignore whatever else it expects: aiohttp's
+    own way refuses that in plain text, before any middleware."""
+    if request.headers[hdrs.EXPECT].lower() == "100-continue" and request.version >= HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        # It is no part of the answer.
+        request.writer.output_size = 0
 
 
 _ONE_SPELLING: Final = ("/admin/", "/pair")

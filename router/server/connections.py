@@ -92,6 +92,7 @@ class _Refusal(asyncio.Protocol):
         transport.write(
             f"HTTP/1.1 {form.status} Too Many Requests\r\nServer: lmx\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            f"X-Request-Id: {new_request_id()}\r\n"
             f"Retry-After: {form.retry_after}\r\nConnection: close\r\n\r\n".encode()
             + body
         )

@@ -173,6 +173,19 @@ async def test_a_trickling_body_holds_only_its_own_connection(
         writer.close()
 
 
+async def test_what_a_client_expects(rig: Rig) -> None:
+    url = f"{rig.url}/v1/chat/completions"
+    async with rig.http.post(url, json=chat_body(), expect100=True) as response:
+        assert response.status == 200
+    # Anything else is ignored: the request goes the way of all others.
+    async with rig.http.post(url, json=chat_body(), headers={"Expect": "a miracle"}) as response:
+        assert response.status == 200
+    headers = {"Expect": "a miracle", "Host": "stranger.example"}
+    async with rig.http.post(url, json=chat_body(), headers=headers) as response:
+        body = await response.json()
+        assert (response.status, body["error"]["code"]) == (403, "host_not_allowed")
+
+
 async def test_unknown_paths_and_methods(rig: Rig) -> None:
     for path in ("/nope", "/v2/chat/completions"):
         status, body = await rig.json("GET", path)

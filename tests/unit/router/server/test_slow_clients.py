@@ -127,7 +127,7 @@ async def test_one_connection_too_many_gets_an_error_and_those_that_are_there_co
             for one in late:
                 said = await closed_at_last(one)
                 assert said.startswith(b"HTTP/1.1 429 ")
-                assert b"Retry-After: 5" in said
+                assert b"Retry-After: 5" in said and b"X-Request-Id: req_" in said
                 assert b'"queue_full"' in said
         assert (await rig.chat_json())[0] == 200
         opened[0][1].close()
