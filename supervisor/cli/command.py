@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import signal
 import sys
@@ -89,7 +90,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 def _fail(error: LmxError) -> NoReturn:
     said = error.message if error.message.startswith("lmx is") else f"lmx: {error.message}"
-    click.echo(said, err=True)
+    click.echo(shown_text(said), err=True)
     status, wait_s = _EXITS.get(error.code, Exit.FAILED), 0.0
     context = click.get_current_context(silent=True)
     if context is not None and context.info_name == "up":
@@ -307,6 +308,24 @@ def from_words(path: Path | None, environment: Mapping[str, str]) -> str:
     from lmx.supervisor.service.launch import Launch
 
     return Launch.of(path, environment).words
+
+
+class Number(click.FloatRange):
+    """A number in a range. What is no number (NaN) would be in each of them."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return number
+
+
+def shown_text(text: str) -> str:
+    """Return a text without control characters, with which others could change the terminal. It
+    may have several lines."""
+    return "".join(one if one.isprintable() or one in "\n\t" else "?" for one in text)
 
 
 config_option = click.option(

@@ -333,8 +333,10 @@ def show_downloads(place: Place, as_json: bool) -> None:
     if as_json:
         click.echo(json_text([dataclasses.asdict(view) for view in views]))
         return
+    from lmx.supervisor.cli.command import shown_text
+
     for view in views:
-        click.echo(_line(view))
+        click.echo(shown_text(_line(view)))
     if not views:
         click.echo("nothing was downloaded yet: `lmx pull -h` says how")
 
@@ -451,7 +453,11 @@ def _bar(title: str) -> Iterator[Callable[[Download | DownloadView], None]]:
     """Show a bar of bytes on a terminal, and what is done after they have come. The function that
     is returned takes the download."""
     console = make_console()
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), DownloadColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=30),
+        DownloadColumn(),
+    )
     with Progress(
         *columns,
         TransferSpeedColumn(),

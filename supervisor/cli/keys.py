@@ -223,7 +223,7 @@ def _listed() -> Sequence[KeyView]:
     here = place()
     if isinstance(here, Home) and supervisor_runs(here):
         # A router that hangs, or is just being replaced, is no reason to list nothing.
-        with contextlib.suppress(OperationError, OSError):
+        with contextlib.suppress(LmxError, OSError):
             with open_client(here) as client:
                 urls = client.status().router.urls
             if urls:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.supervisor.cli.command import admin_key, given_key, place
 from lmx.supervisor.sockets.http_client import UNREADABLE, HttpClient, Remote
 
@@ -68,10 +68,11 @@ def machines_table(known: Any) -> RenderableType:
     return table
 
 
-def at_machine(name: str) -> tuple[Place, str]:
+def at_machine(name: str, answer_s: float = 30.0) -> tuple[Place, str]:
     """Return which lmx a command on ``MODEL@MACHINE`` is about, and the model's name there: the
     peer of that name, else the one that any command is about. The key is that of ``--key`` or
-    ``LMX_API_KEY``, else the one that is sent to the peer, which needs the scope admin there."""
+    ``LMX_API_KEY``, else the one that is sent to the peer, which needs the scope admin there.
+    ``answer_s`` is how long this machine's supervisor has to name its peers."""
     here = place()
     model, _, machine = name.rpartition("@")
     if not model or isinstance(here, Remote):
@@ -79,11 +80,11 @@ def at_machine(name: str) -> tuple[Place, str]:
     from lmx.supervisor.sockets.client import ControlClient
 
     try:
-        with ControlClient(here) as client:
+        with ControlClient(here, answer_s) as client:
             if any(one.model == name for one in client.status().workers):
                 return here, name
             found = named_peer(client, machine)
-    except OperationError:
+    except LmxError:
         return here, name  # No supervisor answers: the command says so, or does without.
     return (here, name) if found is None else (Remote.of(found, given_key()), model)
 

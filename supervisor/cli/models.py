@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -16,6 +17,9 @@ from lmx.supervisor.cli.command import (
     served_config,
 )
 from lmx.supervisor.cli.completion import MODEL, MODEL_OR_SHORT_NAME, SHORT_NAME
+
+_HUNG_S: Final = 5.0
+"""For a supervisor that may hang, before what `kill` does without it."""
 
 _model = click.argument("model", type=MODEL)
 
@@ -146,7 +150,7 @@ def kill(model: str) -> None:
     from lmx.supervisor.cli.machines import at_machine
     from lmx.supervisor.cli.operations import kill_model
 
-    kill_model(*at_machine(model))
+    kill_model(*at_machine(model, _HUNG_S))
 
 
 @click.command()

@@ -17,7 +17,7 @@ from lmx.supervisor.cli.bench.scenarios import (
     Sizes,
     phases_of,
 )
-from lmx.supervisor.cli.command import command, given_remote, place
+from lmx.supervisor.cli.command import Number, command, given_remote, place
 
 if TYPE_CHECKING:
     from lmx.supervisor.cli.bench.rounds import Measured
@@ -60,7 +60,7 @@ class _Numbers(click.ParamType[tuple[int, ...]]):
     "one that a server lists).",
 )  # fmt: skip
 @click.option(
-    "--seconds", type=click.FloatRange(1, 86_400), default=120, show_default=True,
+    "--seconds", type=Number(1, 86_400), default=120, show_default=True,
     help="About how long it takes for each server.",
 )  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True,
@@ -71,7 +71,7 @@ class _Numbers(click.ParamType[tuple[int, ...]]):
               help="Tokens, for the scenario prompts.")  # fmt: skip
 @click.option("--tokens", type=click.IntRange(4, 100_000), default=64, show_default=True,
               help="Tokens of an answer, at most.")  # fmt: skip
-@click.option("--timeout", "limit_s", type=click.FloatRange(1, 86_400), default=120,
+@click.option("--timeout", "limit_s", type=Number(1, 86_400), default=120,
               show_default=True, help="Seconds that a request may take.")  # fmt: skip
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path),
               metavar="FILE", help="Write all figures there, to send or to compare.")  # fmt: skip

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from lmx.supervisor.cli.command import command, place
+from lmx.supervisor.cli.command import Number, command, place
 from lmx.supervisor.cli.completion import MODEL, MODEL_OR_SHORT_NAME
 
 
@@ -18,7 +18,7 @@ def _conversation_options(function: Callable[..., None]) -> Callable[..., None]:
             help="Send an image with the first message.",
         ),
         click.option("--max-tokens", type=click.IntRange(1), help="Limit of each answer."),
-        click.option("--temperature", type=click.FloatRange(0, 2), help="0 is the least random."),
+        click.option("--temperature", type=Number(0, 2), help="0 is the least random."),
         click.option("--system", metavar="TEXT", help="System prompt: how the model is to answer."),
     ):  # fmt: skip
         function = decorate(function)

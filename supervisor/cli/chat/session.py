@@ -208,7 +208,11 @@ def _talk(history: Path, client: ChatClient, conversation: Conversation) -> None
                     return
                 _obey(client, conversation, *command)
                 continue
-            message = lines.add(typed_text(line))
+            try:
+                message = lines.add(typed_text(line))
+            except OperationError as error:
+                click.echo(f"lmx: {error.message}", err=True)
+                continue
             if message is not None and message.strip():
                 _exchange(client, conversation, message)
 
@@ -244,6 +248,8 @@ def _obey(client: ChatClient, conversation: Conversation, name: str, argument: s
                 click.echo('  several lines: between two """, or with \\ at the end of each')
             case _:
                 click.echo(f"there is no command {name}: /help lists them")
+    except KeyboardInterrupt:
+        click.secho("\n(stopped)", dim=True)
     except OperationError as error:
         click.echo(f"lmx: {error.message}", err=True)
 
@@ -292,9 +298,16 @@ def _save(conversation: Conversation, name: str) -> None:
         new = path not in _saved
         text = saved_text(conversation, as_json=path.suffix == ".json")
         # Nobody else may read it, unless its owner lets them.
+        target = path if new else path.with_name(f".{path.name}.lmx")
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if new else os.O_TRUNC)
-        with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
-            file.write(text)
+        descriptor = os.open(target, flags, 0o600)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123
+                file.write(text)
+        except OSError:
+            target.unlink()  # a part of it is of no use, and what was saved before stays
+            raise
+        target.replace(path)
     except FileExistsError as error:
         raise OperationError(ErrorCode.INVALID_VALUE, f"{path} is there already") from error
     except (OSError, RuntimeError) as error:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from lmx.protocol.errors import OperationError
+from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.keys import ApiKey, KeyScope
 from lmx.protocol.messages.peers import GetPeers, Peer, PeerList
 from lmx.protocol.messages.status import ModelStatus, SystemStatus
@@ -188,7 +188,7 @@ def _status(home: Home) -> SystemStatus | None:
     try:
         with ControlClient(home) as client:
             return client.status()
-    except OperationError:
+    except LmxError:  # of another version, for example
         return None  # It has stopped, or is busy: `lmx status` says so.
 
 
@@ -196,7 +196,7 @@ def _peers(home: Home) -> tuple[Peer, ...]:
     try:
         with ControlClient(home) as client:
             found = client.ask(GetPeers())
-    except OperationError:
+    except LmxError:
         return ()
     return found.peers if isinstance(found, PeerList) else ()
 

@@ -26,7 +26,11 @@ def write_first_config(home: Home, path: Path | None) -> None:
             f"{path} is there already, and was not changed: `lmx config check` looks at it",
         )
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123  of a descriptor, with its mode
-        file.write(text)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123  of a descriptor, with its mode
+            file.write(text)
+    except OSError:
+        path.unlink()  # a part of it would stand in the way of the next try
+        raise
     option = "" if chosen is None else f" --config {path}"
     click.echo(f"wrote {path}: put your models into it, then `lmx serve{option}`")

@@ -1,7 +1,6 @@
 """``lmx estimate``: a model's memory line by line, before it is loaded or downloaded."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import click
@@ -160,9 +159,9 @@ def named_model(config: Config, name: str) -> ModelConfig:
             return model
     if not name.strip():
         raise OperationError(ErrorCode.MODEL_NOT_FOUND, "give the name of a model, or a folder")
-    file = Path(name).expanduser()
+    file = folder_path(name)
     if file.is_dir() or (file.suffix.lower() == ".gguf" and file.is_file()):
-        model_id, source = "model", str(folder_path(name))
+        model_id, source = "model", str(file)
     else:
         model_id = source = repository_of(name)
     for model in config.models:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from lmx.protocol.messages import control
 from lmx.protocol.messages.control import Event, EventList, event_object
 from lmx.protocol.messages.status import GetStatus, Status
-from lmx.supervisor.cli.command import served_config
+from lmx.supervisor.cli.command import served_config, shown_text
 from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.cli.views.words import find_configured, find_model
 from lmx.supervisor.sockets.client import Place, ReconnectingClient, supervisor_runs
@@ -41,7 +41,9 @@ def show_events(
         if not isinstance(place, Home):
             kept = _earlier(client)
         model_id = None
-        if model is not None:
+        if any(event.model_id == model for _, event in kept):
+            model_id = model  # also if it was removed since
+        elif model is not None:
             found: Status = _answer(client, GetStatus())
             model_id = find_model(found.status.workers, model).model
         cursor = EventCursor()
@@ -151,5 +153,5 @@ def event_words(event: Event) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a text that may have several lines as one."""
-    return " ".join(text.split())
+    """Return a text that may have several lines as one, without control characters."""
+    return shown_text(" ".join(text.split()))

@@ -23,7 +23,7 @@ from lmx.protocol.messages.control import Event
 from lmx.protocol.messages.keys import GetLocalKey, LocalKey
 from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
 from lmx.supervisor.cli import command as commands
-from lmx.supervisor.cli import download, machines, operations
+from lmx.supervisor.cli import download, machines, models, operations
 from lmx.supervisor.cli.chat import session
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.cli.service import changes
@@ -35,7 +35,7 @@ from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.inventory.added_file import AddedFile
 from lmx.supervisor.inventory.download_records import requested_download
 from lmx.supervisor.service.launch import Launch
-from lmx.supervisor.sockets.client import ReconnectingClient
+from lmx.supervisor.sockets.client import ControlClient, ReconnectingClient
 from lmx.supervisor.sockets.http_client import Remote
 from lmx.supervisor.state.event_file import EventFile
 from lmx.supervisor.state.home import Home
@@ -118,6 +118,8 @@ def test_every_command_says_that_lmx_does_not_run(home: Home) -> None:
         (["restart"], "give one of"),
         (["restart", "a", "--router"], "give one of"),
         (["restart", "--router", "--supervisor"], "give one of"),
+        (["bench", "--seconds", "nan"], "'nan' is no number"),
+        (["chat", "--temperature", "NaN"], "'NaN' is no number"),
     ],
 )
 def test_wrong_arguments_are_wrong_usage(home: Home, arguments: list[str], said: str) -> None:
@@ -393,6 +395,20 @@ def test_no_restart_is_waited_for_without_end(
     assert (done.exit_code, said in done.output) == (code, True)
 
 
+def test_a_supervisor_that_hangs_is_not_waited_for_before_what_works_without_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = list[float]()
+
+    def silent(client: ControlClient) -> Any:
+        limits.append(client._answer_s)
+        raise OperationError(ErrorCode.SUPERVISOR_UNAVAILABLE, "it says nothing")
+
+    monkeypatch.setattr(ControlClient, "status", silent)
+    ends(3, "lmx is not running", "kill", "org/a@rev")
+    assert limits[0] == models._HUNG_S < 30
+
+
 def test_undrain_takes_back_a_drain_alone(home: Home) -> None:
     answers = {
         control.ResetModel: lambda _: control.Done("reset"),
@@ -547,6 +563,8 @@ def test_events_of_one_model_the_last_of_them(home: Home) -> None:
         assert re.search("worker.ready .* b  event 9", ends(0, "", "events", "-n", "1"))
         assert run("events", "-n", "0").output == ""
         ends(1, "known: a, b", "events", "nobody")
+        EventFile(home.events).keep("e0", Event(1, 1e9, "worker.ready", "gone", "event 1", {}))
+        assert "event 1" in run("events", "gone").output, "it was removed since"
 
 
 def test_events_of_a_model_where_no_lmx_runs(home: Home) -> None:

@@ -200,6 +200,8 @@ def test_a_frame_fits_the_terminal_and_has_the_latest_event(width: int, height: 
 def test_an_event_is_one_line() -> None:
     event = Event(1, NOW_S, "worker.exited", "a", "signal\n11", {"cause": "out_of_memory"})
     assert event_line(event).endswith("worker.exited       a  out of memory: signal 11")
+    hostile = replace(event, detail="\x1b]0;title\x07 gone", data={})
+    assert event_line(hostile).endswith("a  ?]0;title? gone"), "a terminal would obey it"
 
 
 @pytest.mark.parametrize(

@@ -145,3 +145,9 @@ def test_what_is_not_served_gets_the_name_that_it_would_have(
 ) -> None:
     entry = _entry(Config(), name, named_model(Config(), name), OWN)
     assert entry == {"id": model_id, "source": source}
+
+
+def test_the_home_of_a_user_whom_nobody_knows_is_no_folder() -> None:
+    for name in ("~no-such-user/m", "~no-such-user/m.gguf"):
+        with pytest.raises(OperationError, match="check the path"):
+            named_model(Config(), name)

@@ -1,6 +1,7 @@
 """A conversation: lines become messages, commands do what they say, answers come as they are."""
 
 import base64
+import errno
 import io
 import json
 import os
@@ -231,6 +232,49 @@ def test_what_is_piped_in_is_utf_8_in_every_locale() -> None:
     with pytest.raises(OperationError, match="the text is not UTF-8") as caught:
         piped("grün".encode("latin-1"))
     assert caught.value.code is ErrorCode.INVALID_VALUE
+
+
+def test_a_conversation_outlives_what_is_no_text_and_a_command_that_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines, sent = iter(["gr\udcfcn", "/model slow", "hello"]), list[str]()
+
+    def read(_prompt: str) -> str:
+        line = next(lines, None)
+        if line is None:
+            raise EOFError
+        return line
+
+    def stopped(*_args: Any) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr(session, "choose", stopped)
+    monkeypatch.setattr(session, "_exchange", lambda _client, _told, message: sent.append(message))
+    session._talk(tmp_path / "history", ChatClient(Remote("http://x")), Conversation("m"))
+    assert sent == ["hello"]
+    captured = capsys.readouterr()
+    assert "the text is not UTF-8" in captured.err
+    assert "(stopped)" in captured.out
+
+
+def test_a_full_disk_costs_no_conversation_that_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, conversation = tmp_path / "talk.txt", Conversation("m", system="be brief")
+
+    def full(*arguments: Any, **options: Any) -> Any:
+        open(*arguments, **options).close()  # noqa: PTH123  a descriptor
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for before in ([], [path.name]):
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "open", full, raising=False)
+            with pytest.raises(OperationError, match="can't write"):
+                session._save(conversation, str(path))
+        assert [each.name for each in tmp_path.iterdir()] == before
+        session._save(conversation, str(path))
+        assert path.read_text() != ""
 
 
 def test_a_short_name_is_that_of_a_repository_unless_a_model_has_it(

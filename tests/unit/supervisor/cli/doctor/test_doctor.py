@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 from click.testing import CliRunner
 
-from lmx.protocol.errors import OperationError
+from lmx.protocol.errors import OperationError, ProtocolError
 from lmx.protocol.messages.keys import ApiKey, KeyScope
 from lmx.supervisor.cli.doctor import examine as examining
 from lmx.supervisor.cli.doctor import mac, machine, setup
@@ -24,6 +24,7 @@ from lmx.supervisor.config.load import load_config
 from lmx.supervisor.config.schema import Config, ServerConfig
 from lmx.supervisor.decisions.memory_reading import KernelPressure, MemoryReading
 from lmx.supervisor.service.launch import Launch
+from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import ProcessRecord, Records, RouterRecord, WorkerRecord
 from tests.support.fakes.fake_machine import GIB, PMSET, Linux, Mac, line_of
@@ -348,3 +349,13 @@ def test_the_command_says_what_is_bad_by_its_exit_code(
     bad = CliRunner().invoke(main, ["doctor", "--config", str(tmp_path / "bad.yaml")])
     assert bad.exit_code == 1
     assert "BAD  config" in bad.stdout
+
+
+def test_an_lmx_of_another_version_is_one_that_says_nothing(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_args: Any) -> Any:
+        raise ProtocolError("of another version")
+
+    monkeypatch.setattr(ControlClient, "ask", refuse)
+    assert (setup._status(home), setup._peers(home)) == (None, ())

@@ -1,8 +1,10 @@
 """What is said to lmx at its start goes over variables, and these over the file."""
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +12,7 @@ from click.testing import CliRunner
 from lmx.protocol.errors import OperationError
 from lmx.supervisor.cli.command import own_config
 from lmx.supervisor.cli.main import main
+from lmx.supervisor.cli.serving import first_config
 from lmx.supervisor.cli.serving.options import apply, settle_handover
 from lmx.supervisor.config.load import load_config
 from lmx.supervisor.config.schema import Config
@@ -174,6 +177,20 @@ def test_init_writes_a_configuration_that_is_valid_once(home: Path) -> None:
     assert (home / "lmx.yaml").read_text() == "# mine"
     other = CliRunner().invoke(main, ["init", "--config", str(home / "other.yaml")])
     assert f"`lmx serve --config {home / 'other.yaml'}`" in other.output
+
+
+def test_init_on_a_full_disk_leaves_nothing_in_the_way_of_the_next(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any, **options: Any) -> Any:
+        open(*arguments, **options).close()  # noqa: PTH123  a descriptor
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(first_config, "open", full, raising=False)
+        done = CliRunner().invoke(main, ["init"])
+        assert (done.exit_code, os.strerror(errno.ENOSPC) in done.output) == (1, True)
+    assert CliRunner().invoke(main, ["init"]).exit_code == 0
 
 
 def test_config_check_says_mistakes_and_missing_files_in_one_round(home: Path) -> None:
