@@ -211,7 +211,7 @@ def test_a_structure_is_the_whole_text_where_no_header_and_no_thought_can_come_b
     assert maker
     one = maker()
     quoted = set(it.tokens('"')) | set(it.tokens('"y')) | set(it.tokens('"yes"'))
-    assert set(allowed_tokens(one)) <= quoted
+    assert set(allowed_tokens(one)) <= quoted  # type: ignore[arg-type]
     feed(one, it.tokens('"yes"'))
     assert set(allowed_tokens(one)) == it.eos  # type: ignore[arg-type]
 
