@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, Self
 
 import zmq
 
-from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.protocol.messages import control
 from lmx.protocol.messages.status import GetStatus, Status, SystemStatus
 from lmx.protocol.wire import codec
@@ -164,6 +164,16 @@ class ControlClient:
                     f"the supervisor did not answer within {self._answer_s:g} s: "
                     f"see {self._home.supervisor_log}",
                 )
+
+
+def status_of(home: Home) -> SystemStatus | None:
+    """Return the status of the lmx that runs. None if none does, if it is too busy to answer, or if
+    it is of another version."""
+    try:
+        with ControlClient(home) as client:
+            return client.status()
+    except LmxError:
+        return None
 
 
 _PATIENCE_S: Final = 30.0

@@ -21,7 +21,7 @@ from lmx.supervisor.config.sources import FolderSource, GgufSource, folder_path,
 from lmx.supervisor.keys.file import KeyFile
 from lmx.supervisor.keys.notices import key_notices
 from lmx.supervisor.processes.inspector import unreadable_models
-from lmx.supervisor.sockets.client import ControlClient
+from lmx.supervisor.sockets.client import ControlClient, status_of
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records, RouterRecord
 
@@ -45,7 +45,7 @@ def check_setup(
         lines.append(check_port(config, running=running, taken=taken, left=has_port))
         problems = unreadable_models(config.models, home)
         lines += check_models([f"{name} {said}" for name, said in problems], config, system)
-    status = _status(home) if running else None
+    status = status_of(home) if running else None
     if config is not None and config.server.advertise:
         lines.append(check_mdns(system.version("zeroconf") is not None, status))
     if config is not None and running and any(model.hosts for model in config.models):
@@ -182,14 +182,6 @@ def check_mdns(installed: bool, status: SystemStatus | None) -> Line:
         said = "it is not announced (yet)"
         return Line("mdns", assumption, said, Verdict.WARNING, "lmx status says why")
     return Line("mdns", assumption, url, Verdict.OK)
-
-
-def _status(home: Home) -> SystemStatus | None:
-    try:
-        with ControlClient(home) as client:
-            return client.status()
-    except LmxError:  # of another version, for example
-        return None  # It has stopped, or is busy: `lmx status` says so.
 
 
 def _peers(home: Home) -> tuple[Peer, ...]:

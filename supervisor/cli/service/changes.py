@@ -15,8 +15,7 @@ from typing import Final
 
 import click
 
-from lmx.protocol.errors import ErrorCode, OperationError, ProtocolError
-from lmx.protocol.messages.status import SystemStatus
+from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.cli.command import remote_place
 from lmx.supervisor.cli.service.managers import Launchd, Manager, Owner, Systemd, call
 from lmx.supervisor.cli.service.units import (
@@ -32,7 +31,7 @@ from lmx.supervisor.cli.views.progress import make_console, print_started
 from lmx.supervisor.config.load import load_config
 from lmx.supervisor.config.schema import Config
 from lmx.supervisor.config.shutdown_timeout import stop_bound_s
-from lmx.supervisor.sockets.client import ControlClient, supervisor_runs
+from lmx.supervisor.sockets.client import status_of, supervisor_runs
 from lmx.supervisor.sockets.listening import check_free
 from lmx.supervisor.sockets.remote import not_remote
 from lmx.supervisor.state.home import Home
@@ -374,7 +373,7 @@ def _wait_until_up(plan: _Plan) -> None:
     pids = set[int]()
     deadline_s = time.monotonic() + _START_S
     while time.monotonic() < deadline_s and len(pids) < _CRASHES:
-        if (status := _status(plan.home)) is not None and status.router.pid is not None:
+        if (status := status_of(plan.home)) is not None and status.router.pid is not None:
             print_started(make_console(), status)
             return
         pid = plan.manager.running_pid()
@@ -385,16 +384,6 @@ def _wait_until_up(plan: _Plan) -> None:
         f"the {plan.manager.kind} is installed, and lmx does not answer: "
         f"`{_again(plan.manager, 'logs')}` and {plan.home.supervisor_log} say why",
     )
-
-
-def _status(home: Home) -> SystemStatus | None:
-    if not supervisor_runs(home):
-        return None
-    try:
-        with ControlClient(home) as client:
-            return client.status()
-    except (OperationError, ProtocolError):
-        return None
 
 
 def _write(path: Path, content: str) -> None:

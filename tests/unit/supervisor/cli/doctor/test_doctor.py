@@ -24,7 +24,7 @@ from lmx.supervisor.config.load import load_config
 from lmx.supervisor.config.schema import Config, ServerConfig
 from lmx.supervisor.decisions.memory_reading import KernelPressure, MemoryReading
 from lmx.supervisor.service.launch import Launch
-from lmx.supervisor.sockets.client import ControlClient
+from lmx.supervisor.sockets.client import ControlClient, status_of
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import ProcessRecord, Records, RouterRecord, WorkerRecord
 from tests.support.fakes.fake_machine import GIB, PMSET, Linux, Mac, line_of
@@ -358,4 +358,4 @@ def test_an_lmx_of_another_version_is_one_that_says_nothing(
         raise ProtocolError("of another version")
 
     monkeypatch.setattr(ControlClient, "ask", refuse)
-    assert (setup._status(home), setup._peers(home)) == (None, ())
+    assert (status_of(home), setup._peers(home)) == (None, ())
