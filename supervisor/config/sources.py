@@ -204,9 +204,8 @@ def absolute_source(text: str, folder: Path) -> str:
 
 
 def folder_path(source: str) -> Path:
-    """Return the absolute path of a folder that a person named. Links are not followed, and the
-    home of a user whom nobody knows is a folder of that name, which is not there."""
-    return Path(os.path.abspath(os.path.expanduser(source)))  # noqa: PTH100, PTH111
+    """Return the absolute path of a folder that a person named. Links are not followed."""
+    return Path(os.path.abspath(Path(source).expanduser()))  # noqa: PTH100
 
 
 def names_quantisation(filename: str) -> bool:

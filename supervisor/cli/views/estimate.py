@@ -159,7 +159,12 @@ def named_model(config: Config, name: str) -> ModelConfig:
             return model
     if not name.strip():
         raise OperationError(ErrorCode.MODEL_NOT_FOUND, "give the name of a model, or a folder")
-    file = folder_path(name)
+    try:
+        file = folder_path(name)
+    except RuntimeError as error:  # the home of a user whom nobody knows
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID, f"there is no {name}: check the path"
+        ) from error
     if file.is_dir() or (file.suffix.lower() == ".gguf" and file.is_file()):
         model_id, source = "model", str(file)
     else:
