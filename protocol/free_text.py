@@ -7,6 +7,7 @@ fields of the type :data:`FreeText` are cut when they are sent and when they arr
 (:mod:`lmx.protocol.host.logs`); and the supervisor's events. Pure.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -45,6 +46,20 @@ def clamp_values(value: Any, most: int = MOST_VALUES) -> Any:
     """Return plain values that can be written as JSON, with at most about ``most`` characters in
     all. What is no plain value is replaced by its text."""
     return _Allowance(most).filled(value)
+
+
+def terminal_text(text: str) -> str:
+    """Return a text that may be written to a terminal: without control characters, with which
+    whoever wrote it could change the terminal, and without those that reverse the order of what
+    follows. It may have several lines."""
+    return _OBEYED.sub("?", text)
+
+
+_OBEYED: Final = re.compile(
+    # Controls and lone surrogates, then the embeddings, overrides and isolates of writing
+    # directions.
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]"
+)
 
 
 def text_of(value: object) -> str:

@@ -19,6 +19,7 @@ import click
 from click.core import ParameterSource
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
+from lmx.protocol.free_text import terminal_text
 from lmx.protocol.host.imports import import_structlog, quick_imports
 from lmx.protocol.host.log_files import append_to
 from lmx.supervisor.cli.service.units import LABEL, LABEL_OF_HOMEBREW
@@ -90,7 +91,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 def _fail(error: LmxError) -> NoReturn:
     said = error.message if error.message.startswith("lmx is") else f"lmx: {error.message}"
-    click.echo(shown_text(said), err=True)
+    click.echo(terminal_text(said), err=True)
     status, wait_s = _EXITS.get(error.code, Exit.FAILED), 0.0
     context = click.get_current_context(silent=True)
     if context is not None and context.info_name == "up":
@@ -320,12 +321,6 @@ class Number(click.FloatRange):
         if math.isnan(number):
             self.fail(f"{value!r} is no number", param, ctx)
         return number
-
-
-def shown_text(text: str) -> str:
-    """Return a text without control characters, with which others could change the terminal. It
-    may have several lines."""
-    return "".join(one if one.isprintable() or one in "\n\t" else "?" for one in text)
 
 
 config_option = click.option(

@@ -17,6 +17,7 @@ import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
+from lmx.protocol.free_text import terminal_text
 from lmx.protocol.messages.inventory import (
     Available,
     AvailableModel,
@@ -333,10 +334,8 @@ def show_downloads(place: Place, as_json: bool) -> None:
     if as_json:
         click.echo(json_text([dataclasses.asdict(view) for view in views]))
         return
-    from lmx.supervisor.cli.command import shown_text
-
     for view in views:
-        click.echo(shown_text(_line(view)))
+        click.echo(terminal_text(_line(view)))
     if not views:
         click.echo("nothing was downloaded yet: `lmx pull -h` says how")
 

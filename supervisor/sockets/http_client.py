@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import SplitResult, urlencode, urlsplit
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.free_text import terminal_text
 
 if TYPE_CHECKING:
     import http.client
@@ -338,5 +339,4 @@ def reported_error(reported: Mapping[str, Any]) -> OperationError:
         code = ErrorCode.INTERNAL
     # Whoever answers at the address wrote it: without what a terminal would obey.
     said = str(reported.get("message") or code.value)
-    shown = "".join(one if one.isprintable() or one in "\n\t" else "?" for one in said)
-    return OperationError(code, shown)
+    return OperationError(code, terminal_text(said))

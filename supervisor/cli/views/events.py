@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from lmx.protocol.free_text import terminal_text
 from lmx.protocol.messages import control
 from lmx.protocol.messages.control import Event, EventList, event_object
 from lmx.protocol.messages.status import GetStatus, Status
-from lmx.supervisor.cli.command import served_config, shown_text
+from lmx.supervisor.cli.command import served_config
 from lmx.supervisor.cli.views.json_output import json_text
 from lmx.supervisor.cli.views.words import find_configured, find_model
 from lmx.supervisor.sockets.client import Place, ReconnectingClient, supervisor_runs
@@ -154,4 +155,4 @@ def event_words(event: Event) -> str:
 
 def one_line(text: str) -> str:
     """Return a text that may have several lines as one, without control characters."""
-    return shown_text(" ".join(text.split()))
+    return terminal_text(" ".join(text.split()))

@@ -19,7 +19,15 @@ from hypothesis import strategies as st
 
 import lmx.protocol.messages
 from lmx.protocol.errors import ErrorCode, LmxError
-from lmx.protocol.free_text import LONGEST, MOST_VALUES, Clamped, clamp, clamp_values, text_of
+from lmx.protocol.free_text import (
+    LONGEST,
+    MOST_VALUES,
+    Clamped,
+    clamp,
+    clamp_values,
+    terminal_text,
+    text_of,
+)
 from lmx.protocol.host.logs import configure_logs
 from lmx.protocol.messages.control import Event
 from lmx.protocol.wire import codec
@@ -261,3 +269,10 @@ def test_a_log_line_is_bounded_and_never_raises(monkeypatch: pytest.MonkeyPatch)
     said = json.loads(line)
     assert said["event"] == "it.failed"
     assert said["exception"][0]["exc_value"].startswith("long y")
+
+
+def test_a_terminal_obeys_nothing_and_shows_every_letter() -> None:
+    assert terminal_text("a\x1b[2J\r\x07\x7f\x9bb\ud800") == "a?[2J????b?"
+    assert terminal_text("x\u202egnp.exe\u2066\u2069") == "x?gnp.exe??"
+    spelled = "9.41\u202fPM\xa0a\u3000b\u200c\u200d\xad👩\u200d💻\n\tc"
+    assert terminal_text(spelled) == spelled, "a path could not be copied"
