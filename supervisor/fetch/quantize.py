@@ -90,7 +90,11 @@ def fetch_quantized(
 
 def is_quantized(folder: Path, source: str, bits: QuantizedBits, models_dir: Path) -> bool:
     """Return whether the folder that :func:`fetch_quantized` returns was made already."""
-    return is_complete(*_made_from(folder, source, bits, models_dir))
+    try:
+        made = _made_from(folder, source, bits, models_dir)
+    except OSError:
+        return False  # A file of the hub's cache is gone, and is downloaded again.
+    return is_complete(*made)
 
 
 def _made_from(

@@ -288,6 +288,9 @@ def test_what_is_made_already_needs_no_room(
     quantizing = fetch_main.Quantizing(bits, models, GIB, "linux", outlet)
     assert looking.at(source, None, adapter=False)["made_bytes"] == 0
     assert quantizing.fetch(source, None, 0.0) == made
+    (folder / "lost.safetensors").symlink_to(tmp_path / "blob")
+    assert looking.at(source, None, adapter=False)["made_bytes"] == GIB
+    (folder / "lost.safetensors").unlink()
     shutil.rmtree(made)
     assert looking.at(source, None, adapter=False)["made_bytes"] == GIB
     with pytest.raises(OperationError, match="free some space there"):
