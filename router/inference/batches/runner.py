@@ -509,10 +509,8 @@ class BatchRunner:
         """Return whether a model may be loaded for a batch: at once, and without evicting what
         somebody used a short while ago, or what other lines use. It may not until the supervisor
         has said what a load would need."""
-        (at_s, allowed), now_s = (
-            self._may_load.get(model_id, (float("-inf"), False)),
-            time.monotonic(),
-        )
+        at_s, allowed = self._may_load.get(model_id, (float("-inf"), False))
+        now_s = time.monotonic()
         if now_s - at_s < _PLAN_S:
             return allowed
         if model_id not in self._plans:
@@ -582,7 +580,7 @@ class BatchRunner:
             self._is_stale = True
             raise asyncio.CancelledError
         answered = await self._answer(row.endpoint, body, key)
-        suspicious = answered.code in SUSPICIOUS or self._is_too_large(line, answered.code)
+        suspicious = answered.code in SUSPICIOUS or self._is_too_large(line, answered.code, alone)
         if answered.code in PASSING and not suspicious:
             batch.ready.appendleft(line)
             pause_s = _PAUSES_S[min(batch.failures, len(_PAUSES_S) - 1)]
@@ -598,11 +596,14 @@ class BatchRunner:
         self._services.metrics.batch_line_answered(ok=result.ok)
         self.lines_left = max(0, self.lines_left - 1)
 
-    def _is_too_large(self, line: LineRow, code: ErrorCode | None) -> bool:
+    def _is_too_large(self, line: LineRow, code: ErrorCode | None, alone: bool) -> bool:
         """Return whether a line that found no memory may need too much of it itself: its model is
-        loaded, memory is not short, and nobody else is served."""
+        loaded, memory is not short, and nobody else is served. If the line was tried ``alone``, its
+        model must have answered no line of another owner meanwhile either."""
         directory = self._services.supervisor.latest
         if code is not ErrorCode.INSUFFICIENT_MEMORY or directory is None or self._is_paused:
+            return False
+        if alone and self._running()[self._base_id(line.model)] > 1:
             return False
         model = self._view(directory, line.model)
         is_loaded = model is not None and ready_instance(model) is not None

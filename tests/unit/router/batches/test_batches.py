@@ -568,6 +568,33 @@ async def test_a_line_that_could_not_be_answered(
         assert seen.count("hi") == 2
 
 
+async def test_a_line_is_not_too_large_while_the_model_answers_another_owner_s() -> None:
+    """Theirs may hold the memory: that a line is alone among its owner's tells nothing."""
+    theirs_may_end = asyncio.Event()
+    seen: list[str] = []
+
+    async def script(stream: FakeStream) -> None:
+        (text,) = texts([stream])
+        seen.append(text)
+        if text == "theirs":
+            await theirs_may_end.wait()
+        elif seen.count(text) < 3:
+            await stream.accept()
+            await stream.fail(ErrorCode.INSUFFICIENT_MEMORY, "no")
+            return
+        await answer(stream)
+
+    rigged = router_rig(script, api_keys=KEYS)
+    async with rigged as rig, sdk(rig) as client, sdk(rig, OTHER) as other:
+        await rig.publish(ready(MODEL, INSTANCE, max_rows=4, created_s=1), default=MODEL)
+        held_up = await begun(other, jsonl(line("t", "theirs")))
+        await until(lambda: seen == ["theirs"])
+        done = await ended(client, await begun(client, jsonl(line("o", "ours"))))
+        assert (done.request_counts and done.request_counts.failed) == 0
+        theirs_may_end.set()
+        assert (await ended(other, held_up)).status == "completed"
+
+
 async def test_another_router_resumes_where_one_has_ended(tmp_path: Path) -> None:
     """No line is lost and none is answered twice in the output, at whatever line it ended."""
     spec: dict[str, Any] = {
