@@ -204,16 +204,18 @@ class _Socket:
             await self._send_error(error)
             return
         own = _items(body)
-        held_bytes = _size_bytes(own, len(payload))
+        earlier: list[Any] = []
+        earlier_bytes = 0
         readable = isinstance(body.get("input"), str | list | None)
         if readable and last is not None and body.get("previous_response_id") == last.response_id:
-            body["input"] = own = [*last.items, *own]
+            earlier, earlier_bytes = last.items, last.size_bytes
+            body["input"] = [*earlier, *own]
             del body["previous_response_id"]
-            held_bytes += last.size_bytes
             inner[IS_LARGE] = True
         made = None
         if body.get("store") is False and not any(body.get(name) for name in _KEPT_ELSEWHERE):
-            made = _Unstored("", [item for item in own if not _is_trigger(item)], held_bytes)
+            items = [*earlier, *(item for item in own if not _is_trigger(item))]
+            made = _Unstored("", items, earlier_bytes + _size_bytes(own, len(payload)))
         transport = connect(inner)
         serving = asyncio.create_task(self._request.app[SERVE](inner), name="a response")
         serving.add_done_callback(lambda _: transport.close())

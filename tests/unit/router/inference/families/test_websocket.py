@@ -134,6 +134,26 @@ async def test_what_is_not_stored_is_continued_on_its_connection_alone(rig: Rig)
         assert (await events(socket))[-1]["type"] == "response.completed"
 
 
+async def test_the_size_of_what_is_stored_is_not_found(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing needs it, and a large input takes a while to write."""
+    sized: list[list[Any]] = []
+
+    def size_bytes(items: list[Any], most_bytes: int) -> int:
+        sized.append(items)
+        return most_bytes
+
+    monkeypatch.setattr(websocket, "_size_bytes", size_bytes)
+    async with connected(rig) as socket:
+        await say(socket, "one")
+        await events(socket)
+        assert sized == []
+        await say(socket, "two", store=False)
+        await events(socket)
+        assert [len(items) for items in sized] == [1, 1]
+
+
 async def test_a_summary_that_is_not_stored_is_continued(rig: Rig) -> None:
     async with connected(rig) as socket:
         await say(socket, [{"role": "user", "content": "one"}, TRIGGER], store=False)
