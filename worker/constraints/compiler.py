@@ -151,8 +151,8 @@ class ConstraintCompiler:
                 forms.append(Form(matched))
             remarks += notes
         limited = source.thinking.budget_tokens is not None
-        may_think = bool(forms) and (required or not source.only_form)
-        rules = self._rules(source) if may_think or limited else None
+        has_rules = (required or not source.only_form) if forms else limited
+        rules = self._rules(source) if has_rules else None
         if not forms and rules is None:
             return ConstraintMaker(None, remarks=tuple(remarks)) if remarks else None
         masks = self._vocabulary.masks

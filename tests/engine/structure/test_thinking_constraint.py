@@ -51,8 +51,9 @@ DIGITS = set(tokens("0123456789"))
 BREAK = tokens("\n")[0]
 
 
-def test_nothing_is_thought_where_the_form_is_that_of_the_whole_text() -> None:
-    maker = THINK.compile(ConstraintSource(DIGIT, None, AS_IT_DOES, False, only_form=True))
+@pytest.mark.parametrize("thinking", [AS_IT_DOES, Thinking(budget_tokens=3)])
+def test_nothing_is_thought_where_the_form_is_that_of_the_whole_text(thinking: Thinking) -> None:
+    maker = THINK.compile(ConstraintSource(DIGIT, None, thinking, False, only_form=True))
     assert maker is not None
     assert allowed_set(maker()) == DIGITS
 
