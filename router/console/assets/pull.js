@@ -17,6 +17,7 @@ export function makePulls(console) {
   /** @type {Map<string, ReturnType<typeof makeEntry>>} */
   const entries = new Map();
   let requests = 0;
+  let openings = 0;
   let again = 0;
   let follows = false;
   let failed = false;
@@ -77,17 +78,21 @@ export function makePulls(console) {
     const text = wanted();
     if (!text) return;
     if (name.value.trim() || context.value) return say("A name and a context are for Add: leave them empty to pull.");
+    const opening = openings;
+    const isOpen = () => dialog.open && opening === openings;
+    let sent = false;
     try {
       // A short name stands for a repository.
       const repository = text.includes("/") ? text : (await planOf(console, text)).model;
-      if (!dialog.open) return; // Cancelled meanwhile.
+      if (!isOpen()) return; // Cancelled meanwhile.
+      sent = true;
       await console.request(PATH, { body: { repo_id: repository } });
-      dialog.close();
+      if (isOpen()) dialog.close();
       follows = true;
       refresh();
     } catch (/** @type {any} */ error) {
-      if (dialog.open) say(error.message);
-      else console.fail(error);
+      if (isOpen()) say(error.message);
+      else if (sent) console.fail(error);
     }
   }
 
@@ -184,6 +189,7 @@ export function makePulls(console) {
     element,
     dialog,
     show() {
+      openings += 1;
       say("");
       plan.replaceChildren();
       dialog.showModal();

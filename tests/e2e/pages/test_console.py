@@ -306,9 +306,10 @@ LATE = """(async () => {
   const answers = [];
   const request = (path) => {
     sent.push(path);
-    return new Promise((answer) => answers.push(answer));
+    return new Promise((answer, refuse) => answers.push(Object.assign(answer, { refuse })));
   };
-  const pulls = makePulls({ request, announce() {}, fail() {} });
+  const failed = [];
+  const pulls = makePulls({ request, announce() {}, fail: (error) => failed.push(error.message) });
   document.body.append(pulls.dialog);
   const find = (part) => pulls.dialog.querySelector(part);
   const plan = (message) => ({ message, lines: [], evicts: [], outcome: "loaded", need_bytes: 0,
@@ -327,14 +328,30 @@ LATE = """(async () => {
   pulls.dialog.close();
   answers[2](plan(""));
   await settled();
+  const refuse = () => answers[4].refuse(new Error("no plan"));
+  for (const settle of [() => answers[3](plan("")), refuse]) {
+    pulls.show();
+    find("form").requestSubmit();
+    pulls.dialog.close();
+    pulls.show();
+    settle();
+    await settled();
+    pulls.dialog.close();
+  }
+  const fault = find(".fault").textContent;
   pulls.dialog.remove();
-  return { shown, pulled: sent.filter((path) => !path.includes("plan")) };
+  return { shown, fault, failed, pulled: sent.filter((path) => !path.includes("plan")) };
 })()"""
 
 
 async def test_an_answer_that_is_late_changes_nothing(page: Page) -> None:
     """What a load needs is that of the last look, and what was cancelled is not pulled."""
-    assert await page.run(LATE) == {"shown": "the second", "pulled": []}
+    assert await page.run(LATE) == {
+        "shown": "the second",
+        "fault": "",
+        "failed": [],
+        "pulled": [],
+    }
 
 
 async def test_a_view_that_could_not_be_had_is_asked_for_again(page: Page, origin: str) -> None:
