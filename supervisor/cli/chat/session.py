@@ -4,6 +4,7 @@ import base64
 import contextlib
 import mimetypes
 import os
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -298,16 +299,20 @@ def _save(conversation: Conversation, name: str) -> None:
         new = path not in _saved
         text = saved_text(conversation, as_json=path.suffix == ".json")
         # Nobody else may read it, unless its owner lets them.
-        target = path if new else path.with_name(f".{path.name}.lmx")
+        kept = path if new else path.resolve()
+        target = kept if new else kept.with_name(f".{kept.name}.lmx")
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if new else os.O_TRUNC)
         descriptor = os.open(target, flags, 0o600)
         try:
             with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123
+                if not new:
+                    with contextlib.suppress(OSError):  # it was removed, or its disk has no modes
+                        os.fchmod(descriptor, stat.S_IMODE(kept.stat().st_mode))
                 file.write(text)
         except OSError:
             target.unlink()  # a part of it is of no use, and what was saved before stays
             raise
-        target.replace(path)
+        target.replace(kept)
     except FileExistsError as error:
         raise OperationError(ErrorCode.INVALID_VALUE, f"{path} is there already") from error
     except (OSError, RuntimeError) as error:

@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -275,6 +276,23 @@ def test_a_full_disk_costs_no_conversation_that_was_saved(
         assert [each.name for each in tmp_path.iterdir()] == before
         session._save(conversation, str(path))
         assert path.read_text() != ""
+
+
+def test_a_conversation_that_is_saved_again_keeps_its_file_s_mode_and_place(tmp_path: Path) -> None:
+    link, elsewhere = tmp_path / "talk.txt", tmp_path / "elsewhere.txt"
+    session._save(Conversation("m", system="first"), str(link))
+    assert stat.S_IMODE(link.stat().st_mode) == 0o600
+    link.rename(elsewhere)
+    elsewhere.chmod(0o644)
+    link.symlink_to(elsewhere)
+    session._save(Conversation("m", system="second"), str(link))
+    assert link.is_symlink()
+    assert "second" in elsewhere.read_text()
+    assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o644
+    elsewhere.unlink()
+    session._save(Conversation("m", system="third"), str(link))
+    assert "third" in elsewhere.read_text()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["elsewhere.txt", "talk.txt"]
 
 
 def test_a_short_name_is_that_of_a_repository_unless_a_model_has_it(
