@@ -430,7 +430,7 @@ def delete_model(place: Place, model: str, *, force: bool) -> None:
         from lmx.supervisor.cli.command import own_config
         from lmx.supervisor.inventory.without_supervisor import delete
 
-        deleted = asyncio.run(delete(place, own_config(None), model))
+        deleted = delete(place, own_config(None), model)
     click.echo(f"deleted {deleted.model_id}: {format_bytes(deleted.freed_bytes)} freed")
 
 

@@ -54,7 +54,7 @@ def list_downloads(home: Home) -> list[DownloadView]:
     return [each.view(0.0) for each in reversed(DownloadFile(home.downloads).read())]
 
 
-async def delete(home: Home, config: Config, name: str) -> Deleted:
+def delete(home: Home, config: Config, name: str) -> Deleted:
     """Delete the files of a model, or those that the disk has by that name. An added model is
     forgotten. ``config`` is what an lmx would serve, without the added models.
 
@@ -63,6 +63,7 @@ async def delete(home: Home, config: Config, name: str) -> Deleted:
     killed are left, MODEL_NOT_FOUND, NOT_DELETABLE.
     """
     home.prepare()
+    # Outside an event loop, which would keep an interrupt back until the wait is over.
     SupervisorLock(home.lock).acquire(by_command=True)
     if left := [record.pid for record in Records(home.state).orphans()]:
         raise OperationError(
@@ -71,6 +72,10 @@ async def delete(home: Home, config: Config, name: str) -> Deleted:
             f"{', '.join(map(str, left))}) and may use these files: `lmx stop` ends them",
             param="model_id",
         )
+    return asyncio.run(_delete(home, config, name))
+
+
+async def _delete(home: Home, config: Config, name: str) -> Deleted:
     added_file = AddedFile(home.added_models)
     added = added_file.load()
     config = with_added(config, added)

@@ -1,5 +1,6 @@
 """Whatever LMX_HOME is, no command shows a traceback: it says what is wrong in a line or two."""
 
+import asyncio
 import json
 import os
 import shlex
@@ -10,6 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.cli import command as cli_command
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.state.home import Home
@@ -97,6 +99,24 @@ def test_a_broken_home_is_reported_in_words(
         if home in ("too long", "a file", "nobody's"):
             assert (done.exit_code, "LMX_HOME" in done.output) == (4, True), (line, done.output)
     assert not (tmp_path / ("x" * 150)).exists()
+
+
+def test_the_wait_for_another_command_can_be_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop of asyncio keeps an interrupt back until its task is over."""
+    in_loop: list[bool] = []
+
+    def acquire(_lock: SupervisorLock, *, by_command: bool = False) -> None:
+        in_loop.append(asyncio._get_running_loop() is not None)
+        raise OperationError(ErrorCode.INTERNAL, "it was not waited for")
+
+    monkeypatch.setenv("LMX_HOME", str(tmp_path))
+    monkeypatch.setattr(SupervisorLock, "acquire", acquire)
+    for line in ("rm m", "key add a"):
+        done = run(line)
+        assert "it was not waited for" in done.output, done.output
+    assert in_loop == [False, False]
 
 
 def test_every_command_is_among_them() -> None:
