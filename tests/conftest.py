@@ -47,6 +47,15 @@ structlog.configure(
     ]
 )
 
+_LOGGING = structlog.get_config()
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> None:
+    """A command that an earlier test has called in this process has it log to stderr."""
+    structlog.configure(**_LOGGING)
+
+
 # Before a test imports mlx, as in a worker.
 with capture_logs():
     prefer_openblas()

@@ -32,6 +32,7 @@ def term_grace_s(timing: TimingConfig, platform: str = sys.platform) -> float:
 
 def stop_bound_s(timing: TimingConfig, platform: str = sys.platform) -> float:
     """Return the most seconds from SIGTERM to the supervisor's exit, with every process gone.
+    A worker that SIGKILL does not end is left after some ten seconds more.
 
     The router's requests have ``shutdown_grace_s``. After that the workers end within the longest
     of their graces, or are killed then.

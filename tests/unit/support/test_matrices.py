@@ -1,4 +1,4 @@
-"""What `make test` takes of a matrix, and what is left for `make conformance`."""
+"""What `make test-all` takes of a matrix, and what is left for `make conformance`."""
 
 from tests.support.rigs.matrices import combinations
 
