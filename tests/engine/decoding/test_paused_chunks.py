@@ -24,8 +24,6 @@ from tests.support.models.tiny_models import CACHING_CONFIGS, CONFIGS, make_tiny
 from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
 from tests.support.rigs.matrices import combinations
 
-pytestmark = pytest.mark.long
-
 LONG: Final = random.Random(1).choices(range(1, 200), k=900)
 SMALL: Final = [[5, 6, 7], [8, 9, 10, 11], [30, 20, 10]]
 
@@ -198,6 +196,7 @@ def test_a_long_prompt_does_not_starve_though_somebody_always_waits(runner: Engi
     runner.clear()
 
 
+@pytest.mark.long
 def test_a_row_is_cancelled_in_a_pause(runner: EngineRunner) -> None:
     expected = [runner.alone(prompt, HOT, 12, cache_salt="alone") for prompt in (LONG, SMALL[0])]
     long = pause(runner)
@@ -211,6 +210,7 @@ def test_a_row_is_cancelled_in_a_pause(runner: EngineRunner) -> None:
     assert runner.alone(LONG, HOT, 12) == expected[0]
 
 
+@pytest.mark.long
 def test_a_row_is_preempted_in_a_pause_and_keeps_the_chunk(runner: EngineRunner) -> None:
     expected = runner.alone(LONG, HOT, 12, cache_salt="alone")
     long = pause(runner)
@@ -229,6 +229,7 @@ def test_a_row_is_preempted_in_a_pause_and_keeps_the_chunk(runner: EngineRunner)
     assert runner.started[long].cached_tokens == step.cached_tokens
 
 
+@pytest.mark.long
 def test_a_row_whose_chunk_can_not_be_completed_is_preempted_all_the_same(
     runner: EngineRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +261,7 @@ def test_a_prompt_that_comes_in_a_pause_finds_what_it_waited_for(
     assert runner.started[other].cached_tokens >= 250
 
 
+@pytest.mark.long
 def test_memory_runs_short_in_a_pause(runner: EngineRunner) -> None:
     expected = runner.alone(LONG, HOT, 12, cache_salt="alone")
     long = pause(runner)

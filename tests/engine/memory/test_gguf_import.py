@@ -12,8 +12,6 @@ import pytest
 from lmx.supervisor.fetch.conversion_form import Form, output_bytes
 from lmx.supervisor.fetch.gguf import read_facts, run_gguf2mlx
 
-pytestmark = pytest.mark.long
-
 
 def dtypes(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
@@ -40,6 +38,7 @@ def answer(folder: Path) -> str:
     return str(generate(model, processor, prompt, max_tokens=12, temperature=0.0).text)
 
 
+@pytest.mark.long
 def test_the_float32_folder_answers(smollm2_gguf: Path, smollm2_dir: Path) -> None:
     facts = read_facts(smollm2_gguf)
     assert facts.is_quantised
@@ -89,6 +88,7 @@ def test_other_forms(smollm2_gguf: Path, tmp_path: Path, form: Form, scales: str
         assert "Paris" in answer(tmp_path / "out")
 
 
+@pytest.mark.long
 def test_sigterm_in_the_middle_leaves_nothing(smollm2_gguf: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [

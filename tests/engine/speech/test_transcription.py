@@ -29,8 +29,6 @@ from tests.support.models.whisper_models import (
 )
 from tests.support.rigs.engine_rig import task_engine
 
-pytestmark = pytest.mark.long
-
 RATE_HZ: Final = 16_000
 
 
@@ -110,6 +108,7 @@ def _returned(generator: Generator[None, None, Any]) -> Any:
             return end.value
 
 
+@pytest.mark.long
 def test_a_real_clip_is_written_down_with_the_times_of_its_words(tiny_en: Engine) -> None:
     parts = transcribe(tiny_en, read_wav(obtain_clip()), words=True)
     assert word_errors(text_of(parts), CLIP_TEXT) == 0
@@ -129,6 +128,7 @@ def test_a_real_clip_is_written_down_with_the_times_of_its_words(tiny_en: Engine
     assert all(0 < one.no_speech_prob < 0.6 < one.compression_ratio < 2.4 for one in spoken)
 
 
+@pytest.mark.long
 def test_long_speech_is_heard_in_windows_that_know_what_was_said(tiny_en: Engine) -> None:
     text = (
         "The museum opens at nine in the morning. Tickets for children are free on Sunday. "
@@ -211,6 +211,7 @@ def test_the_same_sound_gives_the_same_text_also_by_chance(tiny: Engine) -> None
     assert [one.tokens for one in segments(first)] != [one.tokens for one in segments(other)]
 
 
+@pytest.mark.long
 def test_two_sounds_in_turns_give_what_each_gives_alone(tiny: Engine) -> None:
     sounds = noise(32, seed=3), noise(32, seed=4)
     alone = [transcribe(tiny, samples, temperature=0.5, words=True) for samples in sounds]

@@ -23,8 +23,6 @@ from lmx.supervisor.fetch.errors import requested_wait_s
 from lmx.supervisor.fetch.file import LONGEST_WAIT_S, wait_before_retry_s
 from tests.support.fakes.fake_hub import FakeHub, Fault, commit_of, fake_hub
 
-pytestmark = pytest.mark.long
-
 WEIGHTS = "model.safetensors"
 FILES = {
     "config.json": b'{"model_type": "llama"}',

@@ -1,5 +1,5 @@
-"""Tests that are to hold for every combination of several things. `make test-all` takes as many of the
-combinations as show each thing once, and `make conformance` takes all."""
+"""Tests that are to hold for every combination of several things. `make test-all` takes as many of
+the combinations as show each thing once, and `make conformance` takes all."""
 
 from collections.abc import Sequence
 from itertools import product

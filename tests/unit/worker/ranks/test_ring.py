@@ -3,10 +3,13 @@ of their RDMA devices."""
 
 import json
 import os
+import queue
+import re
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import mlx.core as mx
 import pytest
 import zmq
 
-from lmx.protocol.errors import OperationError
+from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.protocol.messages.ranks import (
     FollowerLink,
     FollowerSpec,
@@ -44,7 +47,13 @@ def spec_of(folder: Path, instance: str, ranks: RanksSpec) -> WorkerSpec:
 
 
 @contextmanager
-def two_machines(folder: Path, devices: Devices) -> Iterator[tuple[Leader, Following]]:
+def two_machines(
+    folder: Path,
+    devices: Devices = (),
+    beat_s: float = BEAT_S,
+    silence_s: float = SILENCE_S,
+    lost: Callable[[LmxError], None] = lambda _: None,
+) -> Iterator[tuple[Leader, Following]]:
     """Rank 0, and a follower that another machine has started, without their engines."""
     followers: list[Following] = []
     threads: list[threading.Thread] = []
@@ -56,6 +65,7 @@ def two_machines(folder: Path, devices: Devices) -> Iterator[tuple[Leader, Follo
         stream, carrier = join(link, keys, BEAT_S, SILENCE_S)
         # Its machine knows nothing of devices until rank 0 names them.
         worker = spec_of(folder, "lent-1", RanksSpec(2, silence_s=SILENCE_S))
+        worker = replace(worker, beat_interval_s=beat_s)
         following = Following(stream, FollowerSpec(worker, 1, link))
         listening = (iter(()), Incoming())
         threads.extend((threading.Thread(target=following.listen, args=listening), carrier))
@@ -64,8 +74,8 @@ def two_machines(folder: Path, devices: Devices) -> Iterator[tuple[Leader, Follo
         leader.answered(FollowersStarted((RemoteFollower(keys[0].decode(), os.getpid()),)))
 
     hosts = (RankHost("studio", "127.0.0.1"),)
-    ranks = RanksSpec(2, silence_s=SILENCE_S, hosts=hosts, rdma_devices=devices)
-    leader = Leader(spec_of(folder, "w-1", ranks), lambda _: None, want)
+    ranks = RanksSpec(2, silence_s=silence_s, hosts=hosts, rdma_devices=devices)
+    leader = Leader(spec_of(folder, "w-1", ranks), lost, want)
     leader.start()
     try:
         yield leader, followers[0]
@@ -96,6 +106,14 @@ def test_both_ranks_are_told_where_the_others_are(tmp_path: Path, devices: Devic
     else:
         assert [len(each) for each in files[0]] == [1, 1]
     assert all(("MLX_HOSTFILE" in each) is not bool(devices) for each in ranks)
+
+
+def test_a_rank_that_says_nothing_more_is_lost_and_named(tmp_path: Path) -> None:
+    lost = queue.SimpleQueue[LmxError]()
+    with two_machines(write_model(tmp_path), beat_s=900.0, silence_s=1.0, lost=lost.put):
+        error = lost.get(timeout=90)
+    assert error.code is ErrorCode.WORKER_HUNG
+    assert re.match(r"rank 1 .*studio.* said nothing for \d", error.message), error.message
 
 
 def test_a_lent_rank_says_to_its_supervisor_that_it_leaves(tmp_path: Path) -> None:
