@@ -524,6 +524,14 @@ FORECASTS: dict[str, tuple[PlacementView, LoadOutcome, tuple[str, ...], str]] = 
     "one that has just come stays for a while": (
         scene([], [resident("a", 90, 1.0, since_s=NOW_S - 1)]), LoadOutcome.WAITS, ("a",), "just",
     ),
+    "what does not end is waited for": (
+        scene([], [Resident("a", 90, Stage.STUCK), resident("b", 5)]),
+        LoadOutcome.WAITS, (), "a worker that does not end",
+    ),
+    "what is lent is waited for": (
+        replace(scene([], [resident("b", 5)]), free_bytes=20),
+        LoadOutcome.WAITS, (), "another machine",
+    ),
     "who waited before comes first": (
         scene([waiting("old", 90)], []), LoadOutcome.WAITS, (), "waits",
     ),
