@@ -64,8 +64,12 @@ def add_model(place: Place, model_id: str, source: str, context_length: int | No
             refuse_folder_as_repository(source)
         if isinstance(place, Home) and not isinstance(parse_source(source), HubSource):
             source = str(folder_path(source))  # the supervisor may run in another one
-    except (SourceError, RuntimeError) as error:
+    except SourceError as error:
         raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, str(error)) from error
+    except RuntimeError as error:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID, f"{source}: this machine has no user of that name"
+        ) from error
     click.echo(_ask(place, inventory.AddModel(model_id, source, context_length)).message)
 
 

@@ -128,6 +128,16 @@ def test_every_command_is_among_them() -> None:
     }
 
 
+def test_a_folder_below_the_home_of_an_unknown_user_is_no_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMX_HOME", str(tmp_path))
+    assert (
+        "~nobody-here/m: this machine has no user of that name"
+        in run("add x ~nobody-here/m").output
+    )
+
+
 def test_no_home_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LMX_HOME", raising=False)
     monkeypatch.delenv("HOME", raising=False)
