@@ -1,5 +1,7 @@
 """Lines of batches, answered as requests in process."""
 
+from functools import partial
+
 from aiohttp import web
 
 from lmx.protocol.messages.keys import ApiKey
@@ -12,8 +14,15 @@ from lmx.router.server.middleware import REQUEST_SERVER
 async def answer_line(app: web.Application, path: str, body: bytes, key: ApiKey | None) -> Answered:
     """Answer a line of a batch, as a request of a key for the route of ``path``."""
     request = await request_in_process(app, path, body)
-    response, code = await app[REQUEST_SERVER].answer_in_background(request, key)
-    return Answered(response.status, request[CONTEXT].request_id, await _body_of(response), code)
+    server = app[REQUEST_SERVER]
+    response, code = await server.answer_in_background(request, key)
+    return Answered(
+        response.status,
+        request[CONTEXT].request_id,
+        await _body_of(response),
+        code,
+        partial(server.record_in_background, request, response.status, code),
+    )
 
 
 async def _body_of(response: web.StreamResponse) -> bytes:

@@ -152,7 +152,8 @@ class RequestServer:
     ) -> tuple[web.StreamResponse, ErrorCode | None]:
         """Return the answer to a request in process that nobody waits for, and the code of its
         error if it is one. It counts to its key's usage and to the budget of a day, and not to the
-        limits of a minute. One that is to be sent again counts to nothing."""
+        limits of a minute. One with an error that passes counts to nothing, for it is to be sent
+        again."""
         endpoint = endpoint_of(request)
         assert endpoint is not None
         owner = None if key is None else key.owner
@@ -195,6 +196,13 @@ class RequestServer:
             finally:
                 if budgeted is not None:
                     self.budgets.end(budgeted)
+
+    def record_in_background(
+        self, request: web.Request, status: int, error: ErrorCode | None
+    ) -> None:
+        """Record a request of :meth:`answer_in_background` that is not sent again after all."""
+        with structlog.contextvars.bound_contextvars(request_id=request[CONTEXT].request_id):
+            self._record(request, status, error, None)
 
     def _refusal(self, request: web.Request) -> _Answer | None:
         """Return the answer to a request that reaches no handler; None if it may pass."""

@@ -83,6 +83,8 @@ class Answered(NamedTuple):
     body: bytes
     code: ErrorCode | None
     """That of its error, if it is one."""
+    record: Callable[[], None]
+    """Counts an error that passes, which is not counted otherwise, where it is final."""
 
 
 Answer = Callable[[str, bytes, ApiKey | None], Awaitable[Answered]]
@@ -591,6 +593,8 @@ class BatchRunner:
         if suspicious and not alone:
             batch.suspects.append(line)
             return
+        if answered.code in PASSING:
+            answered.record()
         result = _result(row.endpoint, answered)
         self._files.put_result(row.id, line.number, result)
         self._services.metrics.batch_line_answered(ok=result.ok)

@@ -552,12 +552,14 @@ async def test_a_line_that_could_not_be_answered(
             return
         await answer(stream)
 
-    async with router_rig(script) as rig, sdk(rig) as client:
+    async with router_rig(script, api_keys=KEYS) as rig, sdk(rig) as client:
         model = ready(MODEL, INSTANCE, max_rows=4, created_s=1)
         await rig.publish(model, default=MODEL, no_loads=no_loads)
         batch = await begun(client, jsonl(line("a"), line("p", "poison"), line("b")))
         done = await ended(client, batch)
         assert done.request_counts is not None
+        _, body = await rig.json("GET", "/v1/usage", headers={"Authorization": f"Bearer {ONE}"})
+        assert bool(body["days"][-1]["errors"]) is (status is not None)
         if status is None:
             assert done.request_counts.completed == 3
             assert seen.count("poison") == 3
