@@ -395,7 +395,7 @@ _PHI4: Final = _array(
     "<|tool|>",
     "<|/tool|>",
     # What the model writes without its tokens. The word alone is text.
-    others=(json_calls("functools[", ""), json_calls("functools [", "")),
+    others=tuple(json_calls(f"functools{space}[", "") for space in ("", " ", "\n")),
 )
 
 JSON_FAMILIES: Final = (
