@@ -99,7 +99,11 @@ async def score(request: web.Request) -> web.Response:
 def _embeds(model: ModelView) -> bool:
     if model.kind is ModelKind.EMBEDDING:
         return True
-    require_kind(model, ModelKind.RERANK)
+    try:
+        require_kind(model, ModelKind.RERANK)
+    except RequestError as error:
+        error.message += " A reranking model scores texts, and so does an embedding model."
+        raise
     return False
 
 

@@ -331,7 +331,9 @@ async def test_a_worker_s_refusal_of_a_pair_is_reported_by_its_name(
 @pytest.mark.parametrize("kind", [ModelKind.CHAT, ModelKind.SPEECH, ModelKind.TRANSCRIPTION])
 async def test_a_model_of_another_kind_scores_nothing(rig: Rig, kind: ModelKind) -> None:
     await serve(rig, kind, reranks)
-    assert (await refused(rig, "/score", text_1="q", text_2="a"))["param"] == "model"
+    error = await refused(rig, "/score", text_1="q", text_2="a")
+    assert error["param"] == "model"
+    assert "A reranking model scores texts" in error["message"]
     assert not rig.worker.tasks
 
 
