@@ -111,6 +111,7 @@ def load_config(
     problems: list[str] = []
     in_file = values.get("models")
     applied = _apply_variables(values, environment, problems)
+    groups = _groups_of(values)
     _leave_out_others(values, in_file, applied)
     variables = {key: options.get(name, name) for key, name in applied.items()}
     # A key with nothing below it, as when all models are commented out, says nothing.
@@ -120,6 +121,8 @@ def load_config(
         config = Config.model_validate(values, context=KEYS_KEPT if keys_kept else None)
     except ValidationError as error:
         numbers = {} if path is None else _lines(path)
+        kept = {id(group) for group in _groups_of(values)}
+        numbers = _renumbered(numbers, [id(group) in kept for group in groups])
         details, mistakes, parts = every_mistake(values, error, keys_kept=keys_kept)
         problems += [describe(detail, values, numbers, variables) for detail in details]
         problems += [
@@ -304,6 +307,22 @@ def _note_lines(
             _note_lines(value, (*place, number), found)
 
 
+def _renumbered(
+    lines: Mapping[tuple[int | str, ...], int], kept: Sequence[bool]
+) -> dict[tuple[int | str, ...], int]:
+    """Return the lines by the places that the groups have once some are left out. ``kept`` says of
+    each group of the file whether it is there still."""
+    found: dict[tuple[int | str, ...], int] = {}
+    for place, line in lines.items():
+        match place:
+            case ("groups", int(number), *rest) if number < len(kept):
+                if kept[number]:
+                    found["groups", sum(kept[:number]), *rest] = line
+            case _:
+                found[place] = line
+    return found
+
+
 def _apply_variables(
     values: dict[str, Any], environment: Mapping[str, str], problems: list[str]
 ) -> dict[tuple[str, ...], str]:
@@ -343,6 +362,11 @@ def _apply_variables(
     return applied
 
 
+def _groups_of(values: Mapping[str, Any]) -> list[Any]:
+    found = values.get("groups")
+    return list(found) if isinstance(found, list) else []
+
+
 def _leave_out_others(
     values: dict[str, Any], in_file: Any, applied: Mapping[tuple[str, ...], str]
 ) -> list[str]:
@@ -356,16 +380,14 @@ def _leave_out_others(
     if isinstance(default, str) and default in gone and ("default_model",) not in applied:
         del values["default_model"]
         left_out.append(f"default_model is left out: {default!r} is not served now")
-    found = values.get("groups")
-    groups: list[Any] = found if isinstance(found, list) else []
-    for group in list(groups):
+    for group in _groups_of(values):
         named = group.get("models") if isinstance(group, dict) else None
         models: list[Any] = named if isinstance(named, list) else []
         others = gone.intersection(map(str, models))
         if others:
             group["models"] = [one for one in models if str(one) not in others]
             if not group["models"]:
-                groups.remove(group)
+                values["groups"].remove(group)
             left_out.append(
                 f"models that are not served now are left out of the group {group.get('name')!r}: "
                 + ", ".join(sorted(others))

@@ -554,6 +554,21 @@ groups: [{name: swapped, models: [a, b], swap: true}, {name: alone, models: [c]}
         load_config(path, variables)
 
 
+def test_a_group_that_is_left_out_moves_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "lmx.yaml"
+    path.write_text("""models: [{id: a, source: org/a}, {id: b, source: org/b}]
+groups:
+  - {name: alone, models: [a]}
+  - name: other
+    models: [b]
+    swap: perhaps
+""")
+    with pytest.raises(OperationError, match=r"groups\.other\.swap \(line 6\)"):
+        load_config(path, {})
+    with pytest.raises(OperationError, match=r"groups\.other\.swap \(line 6\)"):
+        load_config(path, {"LMX_MODELS": "b=org/b"})
+
+
 def test_times_may_have_units(tmp_path: Path) -> None:
     text = "server: {load_wait_s: 5m, sync_timeout_s: '90'}\njobs: {max_age_s: 36h}\n"
     config = load(text + "memory: {fair_wait_s: 0s}", tmp_path, LMX_TIMING_STALL_TIMEOUT_S="1h30m")
