@@ -49,6 +49,8 @@ def running() -> Iterator[FakeHub]:
         hub.add("org/half", {n: c for n, c in FILES.items() if n != WEIGHTS} | half)
         stale = json.dumps({"weight_map": {"a": "model-00001-of-00005.safetensors"}}).encode()
         hub.add("org/stale", FILES | {"model.safetensors.index.json": stale})
+        index = {"weight_map": {"a": WEIGHTS, "b": "model-b.safetensors"}}
+        hub.add("org/part", FILES | {"model.safetensors.index.json": json.dumps(index).encode()})
         hub.add("org/twice", FILES | {name: name.encode() for name in (*AGAIN, *LAYERS)})
         yield hub
 
@@ -177,6 +179,13 @@ def test_what_the_hub_refuses(fetch: Fetch, hub: FakeHub) -> None:
 
 def test_an_index_of_other_files_costs_no_model(fetch: Fetch) -> None:
     assert (fetch.path("org/stale") / WEIGHTS).is_file()
+
+
+def test_weights_that_the_repository_itself_lacks_are_named(fetch: Fetch) -> None:
+    code, message = fetch.error("org/part")
+    assert (code, "has no model-b.safetensors" in message) == ("model_source_invalid", True), (
+        message
+    )
 
 
 def test_weights_that_are_never_loaded_are_not_downloaded(fetch: Fetch, hub: FakeHub) -> None:
