@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 import orjson
 from aiohttp import web
 
+from lmx.protocol.errors import RequestError
 from lmx.protocol.messages.tasks import Tokenized
 from lmx.protocol.models.sampling import PARAMETERS
 from lmx.router.http.access import own_request
@@ -176,7 +177,12 @@ async def input_tokens(request: web.Request) -> web.Response:
     task, media = await with_files(request, tokenizing_of(wanted, asked), asked.media)
     models = await models_for(request, wanted.model, media=media)
     task = prepared(request, task, "input.call_id")
-    counted = await ask_tokenizer(request, models, task, media)
+    try:
+        counted = await ask_tokenizer(request, models, task, media)
+    except RequestError as error:
+        if error.param == "messages":  # A worker's name for them.
+            error.param = "input"
+        raise
     assert isinstance(counted, Tokenized)
     return json_value({"object": "response.input_tokens", "input_tokens": len(counted.tokens)})
 

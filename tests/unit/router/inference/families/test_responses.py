@@ -12,7 +12,7 @@ import pytest
 from openai.types.responses import ResponseErrorEvent
 
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
-from lmx.protocol.messages.data import Delta, TokenLogprob, ToolCallPart, TopLogprob
+from lmx.protocol.messages.data import Delta, Refused, TokenLogprob, ToolCallPart, TopLogprob
 from lmx.protocol.messages.tasks import Tokenize, Tokenized
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.router.http.api_family import OPENAI, RESPONSES
@@ -510,6 +510,16 @@ async def test_the_tokens_of_an_input() -> None:
         )
     assert status == 200
     assert counted == {"object": "response.input_tokens", "input_tokens": 2}
+
+
+async def test_a_worker_s_refusal_to_count_names_the_input() -> None:
+    def refuse(task: Tokenize) -> Iterator[Refused]:
+        yield Refused(task.stream_id, ErrorCode.INVALID_VALUE, "no", "messages")
+
+    async with router_rig() as rig:
+        rig.worker.task_script = refuse
+        status, body = await rig.post_json(f"{PATH}/input_tokens", model=MODEL, input="hi")
+    assert (status, body["error"]["param"]) == (400, "input")
 
 
 async def test_a_request_of_codex() -> None:
