@@ -237,10 +237,12 @@ _LEFT_OUT: Final = (
 
 
 def _as_text(messages: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Return messages with a word in the place of each image, sound and video."""
+    """Return messages with a word in the place of each image, sound and video. Those that have none
+    stay as they are."""
     return tuple(
         {**message, "content": "\n".join(part.get("text", f"[{part['type']}]") for part in content)}
         if isinstance(content := message.get("content"), list)
+        and any(part["type"] != "text" for part in content)
         else message
         for message in messages
     )

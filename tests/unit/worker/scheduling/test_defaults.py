@@ -387,7 +387,8 @@ def test_a_conversation_that_is_cut_is_read_without_its_media(
 
     monkeypatch.setattr(engine, "encode", encode)
     pictured = [{"type": "text", "text": "This:"}, {"type": "image", "media": 0}]
-    messages = ({"role": "user", "content": pictured}, {"role": "user", "content": "Well?"})
+    cut_up = [{"type": "text", "text": "We"}, {"type": "text", "text": "ll?"}]
+    messages = ({"role": "user", "content": pictured}, {"role": "user", "content": cut_up})
     request = Generate(
         1, "r", Sampling(), 1, messages=messages, max_tokens=50, truncate_prompt_tokens=most
     )
@@ -398,7 +399,7 @@ def test_a_conversation_that_is_cut_is_read_without_its_media(
             prepare(engine, FACTS, SPEC, request, 1, lambda: 1, 0.0, media)
         return
     job = prepare(engine, FACTS, SPEC, request, 1, lambda: 1, 0.0, media)
-    assert [one["content"] for one in sources[-1].messages or ()] == ["This:\n[image]", "Well?"]
+    assert [one["content"] for one in sources[-1].messages or ()] == ["This:\n[image]", cut_up]
     assert not sources[-1].media and not sources[-1].media_params
     (row,) = job.sequences
     assert (len(row.prompt), row.media) == (read, None)
