@@ -86,7 +86,8 @@ class Endpoint:
     works: bool = True
     """Whether a model works for what it takes. Otherwise it only stores it."""
     models: ModelKind | None = None
-    """Of which kind the models are that answer; None: of any."""
+    """The kind of the model that is meant where a request names none, and of every model that
+    answers where the handler asks for one of this kind; None: any."""
     shared: bool = False
     """Whether clients of every API use it, so that a key for any of them opens it."""
 
@@ -137,7 +138,7 @@ def is_ovms(request: web.Request) -> bool:
 
 
 def kind_of_models(request: web.Request) -> ModelKind | None:
-    """Return of which kind the models are that answer a request; None: of any."""
+    """Return the ``models`` of a request's endpoint; None if there is none."""
     endpoint = endpoint_of(request)
     return None if endpoint is None else endpoint.models
 

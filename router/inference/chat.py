@@ -35,7 +35,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     names_a_function = generate.tool_use is not None and generate.tool_use.function is not None
     await next_step(request)
     note_ignored(request, ignored_fields(body, ChatRequest, CHAT))
-    stream = bool(chat.stream)
+    stream = chat.streams
     generate, media = await with_files(request, generate, sources)
     models = await models_of_kind(request, chat.model, stream=stream, media=media)
     form = Form(

@@ -278,7 +278,7 @@ def _responses() -> Iterator[Endpoint]:
     yield Endpoint("GET", path, websocket.responses_socket, use, tag,
         "Answer conversations over a WebSocket", streams=True, event=ResponseStreamEvent,
         status=101, errors=(ErrorCode.METHOD_NOT_ALLOWED, ErrorCode.QUEUE_FULL), family=RESPONSES,
-        quiet=True, models=ModelKind.CHAT)
+        quiet=True)
     yield Endpoint("POST", f"{path}/input_tokens", creation.input_tokens, use, tag,
         "Count the tokens of a response's prompt", request=response_requests.InputTokensRequest,
         answer=creation.InputTokenCount, errors=(*_CHAINED, ErrorCode.NOT_FOUND),

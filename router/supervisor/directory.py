@@ -85,7 +85,8 @@ class Directory:
         return found
 
     def knows(self, name: str) -> bool:
-        """Return whether a name is a model's own: its id, alias or source."""
+        """Return whether a name is a model's own: its id, alias or source, or the repository of its
+        source."""
         return name in self._by_name
 
     def default(self) -> ModelView | None:
@@ -93,8 +94,8 @@ class Directory:
         return self._by_name.get(self.snapshot.default_model or "")
 
     def resolve(self, name: str | None) -> ModelView:
-        """Return the model of an id, alias or source; the default model for None. It does not
-        follow routes: see :mod:`lmx.router.supervisor.routing`.
+        """Return the model that has a name, as :meth:`knows` says; the default model for None. It
+        does not follow routes: see :mod:`lmx.router.supervisor.routing`.
 
         Raises :class:`RequestError`: MODEL_NOT_FOUND with the ids there are, MISSING_PARAMETER if
         the request named none and there is no default, or PERMISSION_DENIED for a model that the

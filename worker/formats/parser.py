@@ -40,9 +40,9 @@ class OutputParser:
     call: an answer may be about them. ``thinking_closed`` means that the prompt has ended a thought
     already. A marker in quotes is a part of the text around it. Line breaks right inside the
     markers, and between the last marker and the content, are dropped: models write them around the
-    markers, not for the reader. An end marker without a start marker is dropped, and so
-    are the markers around an answer that follows the thinking. If the markers are words, only an
-    answer that begins with them begins with reasoning.
+    markers, not for the reader. An end marker without a start marker is dropped, and so are the
+    markers around an answer that follows the thinking. If the markers are words, only an answer
+    that begins with them begins with reasoning.
 
     The parser looks for calls only with ``tools``. Arguments come in fragments if the form allows
     it, otherwise whole. White space before, after and between calls is dropped, except before

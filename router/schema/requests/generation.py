@@ -294,7 +294,7 @@ class GenerationFields(SamplingFields, StructureFields, AnswerFields, SharingFie
     def include_stop(self, *, ovms: bool) -> bool:
         """Return whether a stop string stays in the answer. ``ovms`` selects the rules of /v3."""
         if self.include_stop_str_in_output is None:
-            return ovms and bool(self.stream)
+            return ovms and self.streams
         return self.include_stop_str_in_output
 
 
