@@ -61,12 +61,14 @@ def test_harmony_that_continues_the_text_of_an_answer(end: str) -> None:
     assert len(parsed.fragments) == len("and so on."), "It comes as it is written."
 
 
+@pytest.mark.parametrize("cuts", [None, []])
 @pytest.mark.parametrize("between", ["", f"<|end|>{NEXT}"])
-def test_a_harmony_call_behind_the_text_that_is_continued(between: str) -> None:
+def test_a_harmony_call_behind_the_text_that_is_continued(
+    between: str, cuts: list[int] | None
+) -> None:
     text = f"I look.{between}{harmony_call('now', '{}')}"
-    for cuts in (None, []):
-        parsed = parse(text, "harmony", in_answer=True, tools=TOOLS, cuts=cuts)
-        assert (parsed.content, parsed.objects) == ("I look.", [("now", {})])
+    parsed = parse(text, "harmony", in_answer=True, tools=TOOLS, cuts=cuts)
+    assert (parsed.content, parsed.objects) == ("I look.", [("now", {})])
 
 
 MUSE = MUSE_MESSAGES.thinking
