@@ -44,7 +44,7 @@ def restore(file: Path) -> None:
     """
     from lmx.supervisor.state.backup import restore_backup
 
-    restored = restore_backup(home(), file, time.time())
+    restored = restore_backup(home(), file, time.time(), _note)
     about = restored.manifest
     click.echo(
         f"restored {', '.join(about.sums)} of {about.created}, written by lmx {about.version}"

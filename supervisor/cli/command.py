@@ -323,6 +323,11 @@ class Number(click.FloatRange):
         return number
 
 
+def notice(text: str) -> None:
+    """Say on stderr what is out of the ordinary. stdout is for the answer."""
+    click.echo(f"lmx: {terminal_text(text)}", err=True)
+
+
 config_option = click.option(
     "--config",
     "config",

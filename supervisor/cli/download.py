@@ -127,7 +127,7 @@ def _by_supervisor(place: Place, wanted: Download) -> None:
 def _alone(home: Home, wanted: Download) -> None:
     """Download it in this process, for an lmx that is started later. Raises
     :class:`OperationError`."""
-    from lmx.supervisor.cli.command import own_config
+    from lmx.supervisor.cli.command import notice, own_config
     from lmx.supervisor.inventory.without_supervisor import fetch, keep, keep_unfinished
 
     config = own_config(None)
@@ -137,18 +137,18 @@ def _alone(home: Home, wanted: Download) -> None:
         with _bar(wanted.repo_id) as advance:
             path = asyncio.run(fetch(home, wanted, advance))
     except KeyboardInterrupt:
-        keep_unfinished(home, wanted, None)
+        keep_unfinished(home, wanted, None, notice)
         click.echo("Stopped. What is here is kept; run the same command to resume.", err=True)
         raise
     except LmxError as error:
-        keep_unfinished(home, wanted, error)
+        keep_unfinished(home, wanted, error, notice)
         raise OperationError(
             error.code, f"{wanted.repo_id} {_not_made(wanted)}: {error.message}"
         ) from error
     if supervisor_runs(home):
         _by_supervisor(home, wanted)  # it was started meanwhile, and finds the files
         return
-    keep(home, config, wanted, path)
+    keep(home, config, wanted, path, notice)
     _report_done(wanted.view(0.0), "is downloaded: `lmx serve` or `lmx start` serves it")
 
 
@@ -427,10 +427,10 @@ def delete_model(place: Place, model: str, *, force: bool) -> None:
         with open_client(place, DELETE_S) as client:
             deleted = client.ask(DeleteModel(model, force))
     else:
-        from lmx.supervisor.cli.command import own_config
+        from lmx.supervisor.cli.command import notice, own_config
         from lmx.supervisor.inventory.without_supervisor import delete
 
-        deleted = delete(place, own_config(None), model)
+        deleted = delete(place, own_config(None), model, notice)
     click.echo(f"deleted {deleted.model_id}: {format_bytes(deleted.freed_bytes)} freed")
 
 

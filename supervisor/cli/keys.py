@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from lmx.protocol.errors import ErrorCode, LmxError, OperationError
-from lmx.supervisor.cli.command import admin_key, command, json_option, own_config, place
+from lmx.supervisor.cli.command import (
+    admin_key,
+    command,
+    json_option,
+    notice,
+    own_config,
+    place,
+)
 
 if TYPE_CHECKING:
     from lmx.protocol.messages.keys import KeyMade, KeyView
@@ -245,11 +252,11 @@ def _ask(question: Any) -> Any:
         with open_client(here) as client:
             return client.ask(question)
     try:
-        keys = keys_of_file(here, own_config(None))
+        keys = keys_of_file(here, own_config(None), notice)
     except OperationError as error:
         if error.code is not ErrorCode.CONFIG_INVALID:
             raise
-        keys = keys_of_file(here, error)
+        keys = keys_of_file(here, error, notice)
     match question:
         case AddKey():
             return keys.add(question)

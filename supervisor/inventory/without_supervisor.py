@@ -54,7 +54,7 @@ def list_downloads(home: Home) -> list[DownloadView]:
     return [each.view(0.0) for each in reversed(DownloadFile(home.downloads).read())]
 
 
-def delete(home: Home, config: Config, name: str) -> Deleted:
+def delete(home: Home, config: Config, name: str, notify: Callable[[str], None]) -> Deleted:
     """Delete the files of a model, or those that the disk has by that name. An added model is
     forgotten. ``config`` is what an lmx would serve, without the added models.
 
@@ -64,7 +64,7 @@ def delete(home: Home, config: Config, name: str) -> Deleted:
     """
     home.prepare()
     # Outside an event loop, which would keep an interrupt back until the wait is over.
-    SupervisorLock(home.lock).acquire(by_command=True)
+    SupervisorLock(home.lock, notify).acquire(by_command=True)
     if left := [record.pid for record in Records(home.state).orphans()]:
         raise OperationError(
             ErrorCode.MODEL_LOADED,
@@ -129,14 +129,20 @@ async def fetch(home: Home, download: Download, advanced: Callable[[Download], N
     return outcome
 
 
-def keep(home: Home, config: Config, download: Download, path: Path) -> None:
+def keep(
+    home: Home,
+    config: Config,
+    download: Download,
+    path: Path,
+    notify: Callable[[str], None],
+) -> None:
     """Have the next lmx serve what was downloaded, and remember the download. Its ``model_id``
     becomes the name, None if it is not served, and ``error`` says why not.
 
     Holds the lock of the home until the process ends. Raises :class:`OperationError`
     (already_running) if a supervisor was started meanwhile.
     """
-    SupervisorLock(home.lock).acquire(by_command=True)
+    SupervisorLock(home.lock, notify).acquire(by_command=True)
     download.path, download.ended_s = str(path), time.time()
     download.status = DownloadStatus.COMPLETED
     download.downloaded_bytes = download.total_bytes or download.downloaded_bytes
@@ -147,11 +153,13 @@ def keep(home: Home, config: Config, download: Download, path: Path) -> None:
     _remember(home, download)
 
 
-def keep_unfinished(home: Home, download: Download, error: LmxError | None) -> None:
+def keep_unfinished(
+    home: Home, download: Download, error: LmxError | None, notify: Callable[[str], None]
+) -> None:
     """Remember a download that failed, or that a person stopped. Does nothing if a supervisor was
     started meanwhile, which has the file then."""
     try:
-        SupervisorLock(home.lock).acquire(by_command=True)
+        SupervisorLock(home.lock, notify).acquire(by_command=True)
     except OperationError:
         return
     download.ended_s = time.time()

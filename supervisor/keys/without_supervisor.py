@@ -1,5 +1,7 @@
 """The keys while no supervisor runs."""
 
+from collections.abc import Callable
+
 from lmx.protocol.errors import LmxError
 from lmx.protocol.messages.keys import ApiKey
 from lmx.supervisor.config.schema import Config
@@ -9,7 +11,7 @@ from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import SupervisorLock
 
 
-def keys_of_file(home: Home, config: Config | LmxError) -> Keys:
+def keys_of_file(home: Home, config: Config | LmxError, notify: Callable[[str], None]) -> Keys:
     """Return the keys of a home's file, which the next supervisor reads. ``config`` is what it
     would have, or why there is none.
 
@@ -17,7 +19,7 @@ def keys_of_file(home: Home, config: Config | LmxError) -> Keys:
     (already_running) if a supervisor was started meanwhile.
     """
     home.prepare()
-    SupervisorLock(home.lock).acquire(by_command=True)
+    SupervisorLock(home.lock, notify).acquire(by_command=True)
     configured: tuple[ApiKey, ...] = ()
     closed = False
     if isinstance(config, Config):

@@ -28,6 +28,7 @@ from lmx.protocol.host.disk_sync import sync
 from lmx.protocol.host.regular_file import read_regular
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records, SupervisorLock
+from lmx.supervisor.state.state_file import discard_notice
 
 FORMAT: Final = 1
 """Raise it when an older lmx must not read what a newer one writes."""
@@ -174,7 +175,9 @@ def _copied_database(path: Path, target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def restore_backup(home: Home, source: Path, now_s: float) -> Restored:
+def restore_backup(
+    home: Home, source: Path, now_s: float, notify: Callable[[str], None] = discard_notice
+) -> Restored:
     """Put the files of a backup into a home. The home is then as it was, but for what a backup does
     not hold. Every file of :data:`FILES` that was there is kept in a folder, also those that the
     backup lacks.
@@ -186,7 +189,7 @@ def restore_backup(home: Home, source: Path, now_s: float) -> Restored:
     with _opened(source) as archive:
         manifest = _manifest(archive, source)
         home.prepare()
-        SupervisorLock(home.lock).acquire(by_command=True)
+        SupervisorLock(home.lock, notify).acquire(by_command=True)
         if left := Records(home.state).orphans():
             pids = ", ".join(str(each.pid) for each in left)
             raise OperationError(

@@ -41,6 +41,9 @@ _COMMAND_S: Final = 120.0
 """How long a command tries for it while another command has it. It has downloaded a model before,
 perhaps; and unlike a supervisor's, its wait can be interrupted."""
 
+_SAID_S: Final = 1.0
+"""After this time a command says for which other one it waits."""
+
 _ACQUIRE_RETRY_S: Final = 0.01
 _POLL_S: Final = 0.01
 
@@ -131,15 +134,18 @@ class SupervisorLock:
 
         It tries for a moment, because a process that asks whether a supervisor runs holds the lock
         for an instant, and waits for the end of a command that has it. ``by_command`` says that
-        this process is such a command, and no supervisor. ``inherited`` is the descriptor with
-        which this process held the lock before it replaced its program. The lock was never free in
-        between.
+        this process is such a command, and no supervisor: then ``notify`` is called with what it
+        waits for. ``inherited`` is the descriptor with which this process held the lock before it
+        replaced its program. The lock was never free in between.
         """
         if inherited is not None:
             os.set_inheritable(inherited, False)
         descriptor = self._open() if inherited is None else inherited
         try:
-            _lock(descriptor, _COMMAND_S if by_command else _ASKED_S)
+            if by_command:
+                _lock(descriptor, _COMMAND_S, self._notify)
+            else:
+                _lock(descriptor, _ASKED_S)
         except BlockingIOError as error:
             holder = lock_holder(descriptor)
             os.close(descriptor)
@@ -191,8 +197,11 @@ def _sign(descriptor: int, mark: str) -> None:
     os.ftruncate(descriptor, len(mark))
 
 
-def _lock(descriptor: int, longest_s: float) -> None:
+def _lock(
+    descriptor: int, longest_s: float, notify: Callable[[str], None] = discard_notice
+) -> None:
     began_s = known_s = time.monotonic()
+    said = False
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,6 +215,9 @@ def _lock(descriptor: int, longest_s: float) -> None:
                 ends_s = known_s + (_UNSIGNED_S if holder is None else _ACQUIRE_S)
             if now_s >= ends_s:
                 raise
+            if not said and holder is not None and holder.is_command and now_s - began_s >= _SAID_S:
+                notify(f"waiting for another command of lmx (pid {holder.pid}) to end")
+                said = True
             time.sleep(_ACQUIRE_RETRY_S)
 
 

@@ -29,6 +29,7 @@ from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records, SupervisorLock
 from lmx.supervisor.state.state_file import StateFile
 from tests.support.faults.bad_files import BAD_FILES, put_bad
+from tests.support.rigs.rig import wait_until
 
 Say = Callable[[str], None]
 
@@ -136,12 +137,15 @@ def test_a_command_that_holds_the_lock_is_no_supervisor_and_is_waited_for(
                 SupervisorLock(home.lock).acquire()
             assert refused.value.code is not ErrorCode.ALREADY_RUNNING, "launchd tries again"
         with ThreadPoolExecutor(1) as pool:
-            lock = SupervisorLock(home.lock)
+            said: list[str] = []
+            lock = SupervisorLock(home.lock, said.append)
             acquired = pool.submit(lock.acquire, by_command=True)
             with pytest.raises(TimeoutError):
                 acquired.result(0.2)
+            wait_until(lambda: said, "it says for whom it waits")
             first.stdin.close()
             acquired.result(90)
+        assert said == [f"waiting for another command of lmx (pid {first.pid}) to end"]
     assert home.lock.read_text() == f"command {os.getpid()}\n"
     os.close(lock.descriptor)
     # A supervisor that could not write its pid there, because the disk is full.
