@@ -1,10 +1,9 @@
 """POST /v1/embeddings: texts to vectors."""
 
 import secrets
-import struct
 from base64 import b64encode
-from collections.abc import Callable, Iterator
-from typing import Any, Final, Literal
+from collections.abc import Callable
+from typing import Final, Literal
 
 import orjson
 from aiohttp import web
@@ -13,7 +12,7 @@ from lmx.protocol.messages.tasks import Vectors
 from lmx.router.event_loop import yield_to_loop
 from lmx.router.http.responses import Answer, json_pieces
 from lmx.router.inference.model_choice import models_of_kind
-from lmx.router.inference.tasks import Computed, compute, read_task
+from lmx.router.inference.tasks import Computed, compute, floats_of, read_task, vectors_of
 from lmx.router.jobs.live import RequestKind
 from lmx.router.rendering.envelope import Usage
 from lmx.router.schema.requests.tasks import EMBEDDING, EmbeddingRequest, parse_embedding
@@ -82,15 +81,3 @@ def _in_base64(index: int, vector: bytes) -> bytes:
 def as_array(_index: int, vector: bytes) -> bytes:
     """Write a vector out as an array of numbers."""
     return orjson.dumps(floats_of(vector))
-
-
-def vectors_of(part: Vectors) -> Iterator[tuple[int, bytes]]:
-    """Yield the vectors of some texts, as 32-bit floats, each with its text's index."""
-    size_bytes = 4 * part.dimensions
-    for place, index in enumerate(part.indexes):
-        yield index, part.data[place * size_bytes : (place + 1) * size_bytes]
-
-
-def floats_of(vector: bytes) -> tuple[Any, ...]:
-    """Return the numbers of a vector of 32-bit floats."""
-    return struct.unpack(f"<{len(vector) // 4}f", vector)

@@ -16,9 +16,15 @@ from lmx.protocol.messages.tasks import Vectors
 from lmx.protocol.states import ModelKind
 from lmx.router.event_loop import yield_to_loop
 from lmx.router.http.responses import Answer, json_value
-from lmx.router.inference.embeddings import floats_of, vectors_of
 from lmx.router.inference.model_choice import models_for, models_of_kind
-from lmx.router.inference.tasks import Computed, compute, read_task, scores_of
+from lmx.router.inference.tasks import (
+    Computed,
+    compute,
+    floats_of,
+    read_task,
+    scores_of,
+    vectors_of,
+)
 from lmx.router.jobs.live import RequestKind
 from lmx.router.rendering.envelope import Usage
 from lmx.router.schema.requests.tasks import (

@@ -1,7 +1,8 @@
 """A task's way from its handler to a worker and back. All routes without generation use it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
@@ -10,7 +11,15 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from lmx.protocol.messages.snapshot import ModelView
-from lmx.protocol.messages.tasks import Embed, Scores, Task, TaskFinished, TaskPart, Tokenize
+from lmx.protocol.messages.tasks import (
+    Embed,
+    Scores,
+    Task,
+    TaskFinished,
+    TaskPart,
+    Tokenize,
+    Vectors,
+)
 from lmx.router.http.bodies.capture import CAPTURES
 from lmx.router.http.bodies.json_body import next_step, read_object
 from lmx.router.http.endpoint import api_of
@@ -163,6 +172,18 @@ def scores_of(computed: Computed) -> dict[int, float]:
         assert isinstance(part, Scores)
         scores.update(zip(part.indexes, part.scores, strict=True))
     return dict(sorted(scores.items()))
+
+
+def vectors_of(part: Vectors) -> Iterator[tuple[int, bytes]]:
+    """Yield the vectors of some texts, as 32-bit floats, each with its text's index."""
+    size_bytes = 4 * part.dimensions
+    for place, index in enumerate(part.indexes):
+        yield index, part.data[place * size_bytes : (place + 1) * size_bytes]
+
+
+def floats_of(vector: bytes) -> tuple[Any, ...]:
+    """Return the numbers of a vector of 32-bit floats."""
+    return struct.unpack(f"<{len(vector) // 4}f", vector)
 
 
 def _own(request: web.Request, task: Task) -> Task:

@@ -29,6 +29,7 @@ from lmx.supervisor.cli.bench.scenarios import (
     text_of,
 )
 from lmx.supervisor.cli.bench.traffic import Target, find_target, run_phase, session, warm_up
+from lmx.supervisor.cli.main import main
 from lmx.supervisor.sockets.http_client import Remote
 
 LINE = "data: %s\n\n"
@@ -323,7 +324,7 @@ def test_a_table_in_a_file_has_all_columns(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(command, "_measure", measure_nothing)
     monkeypatch.delenv("COLUMNS", raising=False)
-    done = CliRunner().invoke(command.bench, ["http://127.0.0.1:1"])
+    done = CliRunner().invoke(main, ["bench", "http://127.0.0.1:1"])
     assert done.exit_code == 0, done.output
     for column in ("REQUESTS", "FAILED", "CPU ms/TOKEN", "MEMORY"):
         assert column in done.output
