@@ -17,6 +17,8 @@ from packaging.utils import canonicalize_name
 from docs.make.figures import imports, in_circles
 from lmx.supervisor.config.extras import PACKAGES as EXTRAS
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE_ROOTS = ("protocol", "router", "supervisor", "worker")
 

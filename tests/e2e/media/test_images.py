@@ -24,7 +24,7 @@ from tests.support.clients.terminal import reading
 from tests.support.faults.hostile_server import HostileServer, answer, hostile_server, redirect
 from tests.support.rigs.rig import Rig, serving_too
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 COLOURS = {"red": (255, 0, 0), "blue": (0, 0, 255), "green": (0, 200, 0)}
 WHAT = {"type": "text", "text": "What is in the image?"}

@@ -16,7 +16,7 @@ from tests.support.models.speech_samples import word_errors
 from tests.support.models.whisper_models import CLIP_TEXT, obtain_clip, obtain_whisper_tiny_en
 from tests.support.rigs.rig import Rig, Stream, ask, http, serving_too, wait_until
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ from tests.support.models.model_folders import write_model
 from tests.support.rigs.rig import Rig, ask, http, rig, scripted
 from tests.support.rigs.rig import Stream as Answer
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
 
 HOSTILE = "<img src=x onerror=window.broken=1>"
 WEIGHTS = "model.safetensors"

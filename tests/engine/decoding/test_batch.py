@@ -288,6 +288,7 @@ def test_a_prompts_embeddings_are_not_kept(tiny_dir: Path) -> None:
     assert mx.get_active_memory() - before < all_of_them / 4
 
 
+@pytest.mark.long
 def test_a_step_lasts_as_long_as_its_chunk(real: EngineRunner) -> None:
     """Else the chunks' work would pile up in the last one, and nothing could get between."""
     shares = []

@@ -348,6 +348,7 @@ def answers(
 ASKED = "Where is the parcel of customer 47? Answer in JSON."
 
 
+@pytest.mark.long
 def test_where_a_text_has_many_spellings_the_answer_is_that_of_single_draws(
     real: EngineRunner,
 ) -> None:

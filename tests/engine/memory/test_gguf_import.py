@@ -60,6 +60,7 @@ def test_the_reader_counts_the_weights(smollm2_gguf: Path) -> None:
         ("int4-bfloat16", "BF16"),
     ],
 )
+@pytest.mark.long
 def test_other_forms(smollm2_gguf: Path, tmp_path: Path, form: Form, scales: str | None) -> None:
     reports: list[tuple[str, float | None]] = []
     run_gguf2mlx(

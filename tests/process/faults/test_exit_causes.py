@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
 
+pytestmark = pytest.mark.long
+
 QUICKLY = {"tokens": 3}
 HANG_S = 3.0
 """After so long without progress the model "hangs" is taken for hung; others have an hour."""

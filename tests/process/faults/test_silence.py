@@ -16,6 +16,8 @@ from lmx.supervisor.sockets.client import ControlClient
 from lmx.supervisor.state.home import Home
 from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until
 
+pytestmark = pytest.mark.long
+
 TWO = {"models": [scripted("alpha"), scripted("beta")]}
 LEFT_ALONE = {**TWO, "timing": {"beat_timeout_s": 600, "stall_timeout_s": 600}}
 """Nobody looks after a supervisor that is silent for less than that."""

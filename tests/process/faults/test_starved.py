@@ -13,9 +13,10 @@ import pytest
 from lmx.protocol.messages.control import LoadModel
 from tests.support.rigs.rig import rig, scripted, wait_until
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="processes are put on one processor"
-)
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="processes are put on one processor"),
+    pytest.mark.long,
+]
 
 LIMIT_S = 2.0
 LOAD_CPU_S = 1.5

@@ -18,6 +18,8 @@ from tests.support.clients.terminal import reading
 from tests.support.fakes.media_pieces import png
 from tests.support.rigs.rig import Rig, rig, scripted, wait_until
 
+pytestmark = pytest.mark.long
+
 KEY = "sk-0123456789abcdef"
 SENTENCE = "The quick brown fox jumps over the lazy dog."
 

@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.rigs.rig import POLL_S, Rig, Stream, ask, http, rig, scripted, wait_until
 
+pytestmark = pytest.mark.long
+
 LONG: Final = {"context_length": 1_000_000}
 CONFIG: Final = {
     "models": [

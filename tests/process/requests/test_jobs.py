@@ -8,8 +8,11 @@ from typing import Any
 
 import aiohttp
 import psutil
+import pytest
 
 from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted, wait_until, whole
+
+pytestmark = pytest.mark.long
 
 CONFIG = {"models": [scripted("alpha")], "server": {"sync_timeout_s": 15.0, "capture_requests": 5}}
 

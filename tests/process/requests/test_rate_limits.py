@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.rigs.rig import Rig, ask, rig, scripted, wait_until
 
+pytestmark = pytest.mark.long
+
 PER_MINUTE = 4
 GREEDY, MODEST = "greedy-key-0123456789", "modest-key-0123456789"
 ONE_AT_A_TIME = scripted("one", max_rows=1, concurrency=1, max_queue=200)

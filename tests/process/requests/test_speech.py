@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.rigs.rig import Rig, Stream, ask, http, rig, scripted
 
+pytestmark = pytest.mark.long
+
 ENGINE = "tests.support.fakes.scripted_voice:create"
 TEXT = "This is a sentence of the text. " * 6
 LONG = TEXT * 20

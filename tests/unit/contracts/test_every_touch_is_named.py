@@ -10,6 +10,8 @@ import pytest
 from lmx.protocol.host.python_source import python_tree
 from tests.support.references.private_parts import FIELDS, PARTS, Part, find
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[3]
 # Documented, whatever its name says; and what a NamedTuple has.
 PUBLIC = {"_exit", "_replace", "_asdict", "_fields", "_make"}

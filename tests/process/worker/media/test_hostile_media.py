@@ -17,6 +17,8 @@ from tests.support.faults.hostile_media import HARMLESS, REFUSED, TOO_LARGE, Hos
 from tests.support.faults.hostile_media import picture as honest_picture
 from tests.support.rigs.decoding import EVERYTHING, PARAM, item, picture
 
+pytestmark = pytest.mark.long
+
 LIMITS = DecodeLimits(
     cpu_s=1.0, packets=50_000, memory_bytes=256 << 20, sound_s=600.0, picture_pixels=10_000_000
 )

@@ -37,6 +37,7 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, A
             yield method, path, operation
 
 
+@pytest.mark.long
 def test_it_is_valid(document: dict[str, Any]) -> None:
     OpenAPIV31SpecValidator(document).validate()
     for schema in document["components"]["schemas"].values():
