@@ -376,7 +376,7 @@ def done_lines(
     connection: sqlite3.Connection, batch_id: str, after: int, limit: int
 ) -> list[DoneLine]:
     """Return some lines with their results, in the order of the input, after a number: ``limit`` at
-    most, and fewer if they are large. Only if no line is left there is none."""
+    most, and fewer if they are large. None are returned only if no line is left."""
     lines: list[DoneLine] = []
     read_bytes = 0
     found = connection.execute(

@@ -138,7 +138,7 @@ def is_ovms(request: web.Request) -> bool:
 
 
 def kind_of_models(request: web.Request) -> ModelKind | None:
-    """Return the ``models`` of a request's endpoint; None if there is none."""
+    """Return the ``models`` of a request's endpoint; None if it has no endpoint."""
     endpoint = endpoint_of(request)
     return None if endpoint is None else endpoint.models
 

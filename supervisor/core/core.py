@@ -227,7 +227,7 @@ class Core:
         self._unread.add(instance)
 
     def is_unread(self, instance: str) -> bool:
-        """Return whether what :meth:`reserve_once_read` asked for is still to come."""
+        """Return whether the reservation of :meth:`reserve_once_read` is still to come."""
         return instance in self._unread
 
     def planned_bytes(self, model_id: str, model: ModelConfig | None = None) -> int:

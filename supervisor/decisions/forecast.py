@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 from lmx.protocol.states import LoadOutcome
 from lmx.supervisor.decisions.ledger import format_bytes
-from lmx.supervisor.decisions.placement import decide, infeasible_reason
-from lmx.supervisor.decisions.placement_view import Evict, PlacementView, Stage, Start, Waiting
+from lmx.supervisor.decisions.placement import attainable_bytes, decide, infeasible_reason
+from lmx.supervisor.decisions.placement_view import Evict, PlacementView, Start, Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def forecast(one: Waiting, scene: PlacementView, now_s: float) -> Forecast:
     if evicts := _evicted(one.model_id, decisions):
         names = ", ".join(evicts)
         return Forecast(LoadOutcome.EVICTS, f"{needs}, {free}: {names} would be evicted", evicts)
-    if one.need_bytes > _attainable_bytes(scene):
+    if one.need_bytes > attainable_bytes(scene):
         why = (
             "no eviction makes enough room: it waits for the memory of a worker that does not "
             "end, or of a rank of another machine's model"
@@ -49,20 +49,6 @@ def forecast(one: Waiting, scene: PlacementView, now_s: float) -> Forecast:
     if evicts:
         detail += f"; then {', '.join(evicts)} would be evicted"
     return Forecast(LoadOutcome.WAITS, detail, evicts)
-
-
-def _attainable_bytes(scene: PlacementView) -> int:
-    """Return what is free once every worker has ended that can be evicted or is ending."""
-    return (
-        scene.free_bytes
-        + scene.returning_bytes
-        + sum(
-            resident.held_bytes
-            for resident in scene.residents
-            if resident.stage is Stage.LEAVING
-            or not (resident.pinned or resident.stage is Stage.STUCK)
-        )
-    )
 
 
 def without(model_id: str, scene: PlacementView) -> PlacementView:

@@ -117,6 +117,16 @@ def decide(scene: PlacementView, now_s: float) -> tuple[Decision, ...]:
     return tuple(decisions)
 
 
+def attainable_bytes(scene: PlacementView) -> int:
+    """Return what is free once every worker has ended that can be evicted or is ending."""
+    ending = (
+        resident.held_bytes
+        for resident in scene.residents
+        if resident.stage is Stage.LEAVING or not (resident.pinned or resident.stage is Stage.STUCK)
+    )
+    return scene.free_bytes + scene.returning_bytes + sum(ending)
+
+
 def _expired(resident: Resident, now_s: float) -> bool:
     return (
         resident.stage is Stage.SERVING
@@ -205,11 +215,7 @@ class _Queue:
         self._left_bytes = self._free_bytes + self._coming_bytes
         self._staying = [one for one in scene.residents if one.model_id not in leaving]
         self._present = [one.model_id for one in scene.residents]
-        self._attainable_bytes = self._left_bytes + sum(
-            one.held_bytes
-            for one in self._staying
-            if not one.pinned and one.stage is not Stage.STUCK
-        )
+        self._attainable_bytes = attainable_bytes(scene)
 
     def serve(self, waiting: Sequence[Waiting]) -> list[Decision]:
         decisions: list[Decision] = []

@@ -34,8 +34,8 @@ _LOOK_AGAIN_S: Final = 0.2
 
 
 def supervisor_runs(home: Home) -> bool:
-    """Return whether a supervisor holds this home's lock. A command that holds it is none. If
-    nobody does, this function holds the lock for an instant."""
+    """Return whether a supervisor holds this home's lock. A command may hold it too, and
+    does not count. If nobody holds it, this function holds the lock for an instant."""
     try:
         descriptor = os.open(home.lock, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -163,7 +163,7 @@ class Choice:
             if self._parser.called and all(part.kind is not DeltaKind.CONTENT for part in rest):
                 # White space behind a call is no text.
                 self._held.clear()
-            # A call that a stop string has cut off is none that a client should make.
+            # No client should make a call that a stop string has cut off.
             cut_off = stop is not None and not self._parser.is_whole
             if self._parser.called and reason is FinishReason.STOP and not cut_off:
                 reason = FinishReason.TOOL_CALLS

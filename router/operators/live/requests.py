@@ -66,7 +66,7 @@ class RequestsTopic(Topic):
         gone = self._live.keys() - under_way
         for name in gone:
             del self._live[name]
-        # One that another machine was asked for is not among the ended ones: a reader forgets it
+        # One that is forwarded to another machine is not among the ended ones: a reader forgets it
         # with the whole list.
         if missed > MOST_ENDED or gone - {one["id"] for one in newest}:
             return self.whole()

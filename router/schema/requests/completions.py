@@ -117,7 +117,7 @@ class CompletionRequest(GenerationFields):
 
     @property
     def token_limit(self) -> int:
-        # Whoever asked for none has a default by now, so that none is as many as fit.
+        # A request without a limit has the default by now, so that None means as many as fit.
         limit = super().token_limit
         return MAX_COUNT if limit is None else limit
 

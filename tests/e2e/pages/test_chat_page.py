@@ -770,7 +770,7 @@ async def test_a_tool_is_called_and_its_result_sent(page: Page) -> None:
     await page.run("document.querySelector('.user [aria-label=\\'Version before\\']').click()")
     await until(page, f"Boolean({call})", "the first answer")
     await page.run(give)
-    # Nor is a second answer asked for, and that is said.
+    # Nor is a second answer requested, and the page says so.
     await page.run("document.querySelector(\"[aria-label='Answer again']\").click()")
     assert "under way" in await page.run(f"{at('refused')}.textContent")
     await press(page, "Escape")

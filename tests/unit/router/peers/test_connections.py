@@ -169,7 +169,7 @@ async def test_a_server_of_another_kind_is_asked_for_what_it_has_alone() -> None
         assert (status, found["error"]["param"]) == (400, "model")
         assert "on the machine other, of which chat" in found["error"]["message"]
         assert not other.asked
-        # It has no /v3, and is asked for the same below /v1.
+        # It has no /v3, and gets the same request below /v1.
         status, found = await a.post_json("/v3/chat/completions", **chat_body())
         assert (status, found["error"]["message"]) == (400, "so it is")
         assert other.path == b"/v1/chat/completions"
