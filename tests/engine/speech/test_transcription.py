@@ -19,6 +19,7 @@ from lmx.worker.engine.values import TaskPiece
 from lmx.worker.media.values import Sound
 from lmx.worker.mlx.speech import transcription
 from lmx.worker.mlx.speech.decoder import EncodedWindow
+from lmx.worker.mlx.speech.rules import Attempt
 from tests.support.models.speech_samples import espeak, word_errors
 from tests.support.models.whisper_models import (
     CLIP_TEXT,
@@ -188,6 +189,21 @@ def test_the_language_is_that_of_a_window_in_which_somebody_speaks(
     monkeypatch.setattr(transcription, "is_poor", lambda _: False)
     todo = pieces(tiny, noise(150), temperature=0.5)
     assert [finish(next(todo)).language for _ in range(4)] == ["", "german", "german", "german"]
+
+
+def test_times_end_with_the_sound(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model may write stamps in the silence that fills up the last window."""
+    transcriber: Any = tiny.transcriber
+    stamp = transcriber._network.vocabulary.stamp_begin
+    tokens = (stamp + 25, 5, stamp + 100, stamp + 100, 6, stamp + 300)
+
+    def write(*_: Any) -> Generator[None, None, Attempt]:
+        yield
+        return Attempt(tokens, "two words", 0.0, -0.1, 0.0)
+
+    monkeypatch.setattr(EncodedWindow, "write", write)
+    (part,) = transcribe(tiny, noise(3), language="en")
+    assert [(one.start_s, one.end_s) for one in part.segments] == [(0.5, 2.0), (2.0, 3.0)]
 
 
 def test_a_window_is_done_in_parts_and_the_rest_is_done_on_demand(tiny: Engine) -> None:
