@@ -17,7 +17,7 @@ CODE := protocol router supervisor worker tests deploy docs
 PACKAGES := $(foreach name,protocol router supervisor worker,-p lmx.$(name))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all tested test-quick conformance models-page reference fuzz walk chaos stalls soak kill-rounds kill-ranks kill-peers kill-batches agents installs clients lm-eval bench bench-memory bench-relay bench-console bench-mixed bench-batch bench-small bench-lanes bench-host bench-speculation bench-parse bench-start bench-idle bench-hop bench-ranks bench-device bench-federation bench-peers docs fmt lint types resolve imports check release clean
+.PHONY: help install run test test-all tested test-quick conformance models-page reference fuzz walk chaos stalls soak kill-rounds kill-ranks kill-peers kill-batches agents installs clients lm-eval bench bench-memory bench-relay bench-mixed bench-small bench-lanes bench-host bench-start bench-idle bench-device bench-federation bench-peers docs fmt lint types resolve imports check release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -152,19 +152,10 @@ bench-memory: install ## compare what models take with what they are estimated a
 bench-relay: install ## processor time of a token in router and worker; AGAINST=another checkout, in turns
 	@$(BIN)/python -m tests.bench.bench_relay $(AGAINST)
 
-bench-console: install ## processor time of the router with consoles open
-	@$(BIN)/python -m tests.bench.bench_console
-
-bench-parse: install ## processor time of reading a token's calls and thoughts, and of fitting a message; AGAINST=another checkout, in turns
-	@$(BIN)/python -m tests.bench.bench_parse $(AGAINST)
-
 bench-mixed: install ## a long conversation, chats and small requests at once; AGAINST=another checkout, in turns
 	@$(BIN)/python -m tests.bench.bench_mixed $(AGAINST)
 
-bench-batch: install ## a person's requests during a batch, and the router's memory for LINES lines (minutes; use an idle machine); AGAINST=another checkout, in turns
-	@LINES=$(LINES) $(BIN)/python -m tests.bench.bench_batch $(AGAINST)
-
-bench-small: install ## small requests while a long prompt is read; AGAINST=another checkout, in turns
+bench-small: install ## small requests while a long prompt is read: processor time of the engine; AGAINST=another checkout, in turns
 	@$(BIN)/python -m tests.bench.bench_small $(AGAINST)
 
 bench-lanes: install ## decoding of rows of one length, and of short ones with a long one; AGAINST=another checkout, in turns
@@ -176,12 +167,6 @@ bench-start: install ## from the first process to the first answer; AGAINST=anot
 bench-idle: install ## processor time while nobody asks; AGAINST=another checkout, in turns
 	@$(BIN)/python -m tests.bench.bench_idle $(AGAINST)
 
-bench-hop: install ## what it costs that a peer answers: milliseconds and processor time
-	@$(BIN)/python -m tests.bench.bench_hop
-
-bench-ranks: install ## a model in one process, and divided among two ranks of this machine: tensor and pipeline, in turns
-	@$(BIN)/python -m tests.bench.bench_ranks
-
 bench-device: install ## compare lmx with mlx_lm.server on a GPU, and write docs/benchmarks-gpu.md (minutes)
 	@$(BIN)/python -m tests.bench.bench_device 1b $(or $(OUT),build/bench-device)
 
@@ -190,9 +175,6 @@ bench-federation: install ## simulate 2 to 200 machines, and write the table of 
 
 bench-peers: install ## compare lmx with other servers, and write docs/benchmarks-peers.md (an hour; resumes where it was ended); PEERS=--again starts over
 	@$(BIN)/python -m tests.bench.bench_peers $(PEERS)
-
-bench-speculation: install ## what speculation by default costs where nothing repeats
-	@$(BIN)/python -m tests.bench.bench_speculation
 
 bench-host: install ## processor time of the engine's thread in a step; AGAINST=another checkout, in turns
 	@$(BIN)/python -m tests.bench.bench_host $(AGAINST)

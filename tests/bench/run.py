@@ -1,7 +1,7 @@
 """Run the benchmarks and write docs/benchmarks.md: ``make bench``.
 
-Names as arguments run a part, without writing: throughput, tiny, host, prefix, prefix-files,
-stall, stall-media, small, small-engine, sampling, lanes, mixed, relay, start, idle.
+Names as arguments run a part, without writing: throughput, tiny, host, prefix, stall, small,
+sampling, lanes, mixed, relay, start, idle.
 """
 
 import subprocess
@@ -10,13 +10,11 @@ from pathlib import Path
 
 from lmx.supervisor.fetch.gguf import fetch_gguf
 from tests.bench import (
-    bench_console,
     bench_host,
     bench_idle,
     bench_lanes,
     bench_mixed,
     bench_prefix,
-    bench_prefix_files,
     bench_relay,
     bench_sampling,
     bench_small,
@@ -32,16 +30,12 @@ BENCHES = {
     "tiny": bench_throughput.measure_tiny,
     "host": bench_host.measure,
     "prefix": bench_prefix.measure,
-    "prefix-files": bench_prefix_files.measure,
     "stall": bench_stall.measure,
-    "stall-media": bench_stall.measure_media,
     "small": bench_small.measure,
-    "small-engine": bench_small.measure_engine,
     "sampling": bench_sampling.measure,
     "lanes": bench_lanes.measure,
     "mixed": bench_mixed.measure,
     "relay": bench_relay.measure,
-    "console": bench_console.measure,
     "start": bench_start.measure,
     "idle": bench_idle.measure,
 }

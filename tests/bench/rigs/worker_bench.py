@@ -101,10 +101,8 @@ class BenchWorker:
         self._until(lambda: self._loaded)
 
     def start(self, prompt: str, max_tokens: int, **fields: Any) -> Trace:
-        """Send one chat request of one message; it runs to ``max_tokens`` unless told not to.
-        ``blobs`` among the fields are the bytes of its ``media``."""
+        """Send one chat request of one message; it runs to ``max_tokens`` unless told not to."""
         self._next_id += 1
-        blobs: Sequence[bytes] = fields.pop("blobs", ())
         fields.setdefault("messages", ({"role": "user", "content": prompt},))
         fields.setdefault("sampling", Sampling(temperature=0.0, ignore_eos=True))
         request = Generate(
@@ -116,7 +114,7 @@ class BenchWorker:
         )
         assert self._router.poll(int(DEADLINE_S * 1000), zmq.POLLOUT)
         trace = self._traces[self._next_id] = Trace(time.perf_counter())
-        self._router.send_multipart([encode(request), *blobs])
+        self._router.send(encode(request))
         return trace
 
     def embed(self, tokens: Sequence[Sequence[int]]) -> None:
