@@ -7,9 +7,12 @@ from typing import Final
 TITLES: Final = frozenset({
     "Mr", "Mrs", "Ms", "Dr", "Prof", "St", "Mt", "Gen", "Col", "Capt", "Lt", "Sgt", "Rev",
     "Hon", "Fr", "Hr", "Sen", "Rep", "Gov", "Pres", "vs", "e.g", "i.e", "cf", "viz",
-    "approx", "Fig", "fig", "No", "no", "pp", "Vol", "Nr", "bzw", "z.B", "d.h",
+    "approx", "Fig", "pp", "Vol", "Nr", "bzw", "z.B", "d.h",
 })  # fmt: skip
 """Abbreviations behind which a sentence continues, whatever follows."""
+
+NUMBERED: Final = frozenset({"No", "no", "fig"})
+"""Words that are abbreviations before a number only."""
 
 _ABBREVIATIONS: Final = frozenset({
     "Inc", "Ltd", "Co", "Corp", "Jr", "Sr", "etc", "a.m", "p.m", "U.S", "U.K", "dept",
@@ -47,7 +50,7 @@ def _ends(sentence: str, following: str) -> bool:
     if not sentence.endswith("."):
         return not (sentence.endswith("…") and following.islower())
     word = sentence[:-1].rpartition(" ")[2].lstrip("\"'“‘«([")
-    if following.islower() or word in TITLES:
+    if following.islower() or word in TITLES or (word in NUMBERED and following.isdigit()):
         return False
     if word in _ABBREVIATIONS:
         return following.isupper()

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.worker.text.sentences import TITLES
+from lmx.worker.text.sentences import NUMBERED, TITLES
 
 _PROGRAM: Final = "espeak-ng"
 _FURTHER_PATHS: Final = ("/opt/homebrew/bin", "/usr/local/bin")
@@ -23,7 +23,13 @@ _TIMEOUT_S: Final = 20.0
 _MARK: Final = re.compile(r"[—…\"“”()]|[;:,.!?]+(?=[\"”)\s]|$)")
 """Punctuation that Kokoro reads as a pause or a melody, and espeak-ng does not return."""
 
-_TITLE: Final = re.compile(rf"\b({'|'.join(sorted(map(re.escape, TITLES), reverse=True))})\.(?=\s)")
+_TITLE: Final = re.compile(
+    rf"\b(?:({'|'.join(sorted(map(re.escape, TITLES), reverse=True))})\.(?=\s)"
+    rf"|({'|'.join(sorted(NUMBERED))})\.(?=\s\d))"
+)
+_LANGUAGE: Final = re.compile(r"\([^)]*\)")
+"""How espeak-ng marks that it changes the language within a clause, as for an English word in a
+French text."""
 
 _SOUNDS: Final = (
     ("a^ɪ", "I"), ("a^ʊ", "W"), ("e^ɪ", "A"), ("ɔ^ɪ", "Y"), ("o^ʊ", "O"), ("ə^ʊ", "Q"),
@@ -60,13 +66,15 @@ def phonemes(
     """Return the phonemes of each sentence, with its punctuation; "" for one that has nothing to
     say. Only ``symbols`` are in them. ``espeak`` is the program, ``language`` as it names it.
     Raises ``subprocess.SubprocessError``."""
-    cut = [_chunks(_TITLE.sub(r"\1", sentence)) for sentence in sentences]
+    cut = [_chunks(_TITLE.sub(r"\1\2", sentence)) for sentence in sentences]
     spoken = [text for chunks in cut for text, _ in chunks if _is_said(text)]
     said = _run(espeak, "\n\n".join(spoken), language)
+    if len(said) != len(spoken) and len(sentences) > 1:
+        return [phonemes(espeak, [sentence], language, symbols)[0] for sentence in sentences]
     if len(said) != len(spoken):
-        # It found more clauses, or fewer, than there are. Each sentence alone needs no matching.
-        whole = (_run(espeak, sentence, language) for sentence in sentences)
-        return [_written(" ".join(lines), language, symbols) for lines in whole]
+        # It found more clauses, or fewer, than there are: only the mark at the end has its place.
+        end = next((mark for chunks in cut for text, mark in reversed(chunks) if text), "")
+        return [_written(" ".join(said) + end, language, symbols)]
     lines = iter(said)
     return [
         _written(
@@ -79,7 +87,10 @@ def phonemes(
 
 
 def _chunks(sentence: str) -> list[tuple[str, str]]:
-    """Return the texts between the marks of a sentence, each with the mark behind it."""
+    """Return the texts between the marks of a sentence, each with the mark behind it. To espeak-ng
+    a control character is a command, or the end of all."""
+    sentence = re.sub(r"[\x00-\x1f\x7f]", " ", sentence)
+    sentence = sentence.replace(" – ", " — ").replace("।", ".")
     found: list[tuple[str, str]] = []
     start = 0
     for mark in _MARK.finditer(sentence):
@@ -106,7 +117,9 @@ def _run(espeak: str, text: str, language: str) -> list[str]:
         check=True,
     )
     return [
-        line.strip() for line in done.stdout.decode("utf-8", "replace").splitlines() if line.strip()
+        line.strip()
+        for line in _LANGUAGE.sub("", done.stdout.decode("utf-8", "replace")).splitlines()
+        if line.strip()
     ]
 
 

@@ -35,6 +35,8 @@ from lmx.worker.text.sentences import sentences
          ["The first paragraph in two lines", "The second paragraph"]),
         ("今天天气真的很好！我们一起去公园吧？好的。",
          ["今天天气真的很好！", "我们一起去公园吧？", "好的。"]),
+        ("The answer to your question is no. We pay the bill No. 5 and no other.",
+         ["The answer to your question is no.", "We pay the bill No. 5 and no other."]),
         ("Yes. No. But it is not so easy.", ["Yes. No. But it is not so easy."]),
     ],
 )  # fmt: skip

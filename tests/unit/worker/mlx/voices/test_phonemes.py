@@ -40,10 +40,29 @@ def test_other_languages_keep_their_long_sounds() -> None:
 
 
 @needs_espeak
-def test_a_text_that_is_cut_otherwise_is_said_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_is_said", lambda text: True)
-    said = phonemes(require_espeak(), ["Hello, world!", "?!", "Good day."], "en-us", SYMBOLS)
-    assert said == ["həlˈO wˈɜɹld", "", "ɡˈʊd dˈA"]
+def test_a_sentence_that_is_cut_otherwise_costs_no_other_its_marks() -> None:
+    said = phonemes(
+        require_espeak(),
+        ["Hello, world!", "Wait...what, now?", "?!", "He went – on his own."],
+        "en-us",
+        SYMBOLS,
+    )
+    assert said[0] == "həlˈO, wˈɜɹld!" and said[2] == "?!"
+    assert said[1].startswith("wˈAt wˈʌt") and said[1].endswith("?"), said[1]
+    assert " — " in said[3] and said[3].endswith(".")
+
+
+@needs_espeak
+def test_a_word_of_another_language_is_said_without_the_mark_of_its_language() -> None:
+    said = phonemes(require_espeak(), ["Un meeting (sur l'email)."], "fr-fr", SYMBOLS)
+    assert said[0].count("(") == said[0].count(")") == 1 and "mˈiːtɪŋ (" in said[0], said[0]
+
+
+@needs_espeak
+def test_what_is_said_behind_a_control_character_and_behind_no() -> None:
+    said = phonemes(require_espeak(), ["Hello\0world", "I say no. It is No. 5."], "en-us", SYMBOLS)
+    assert said[0] == "həlˈO wˈɜɹld"
+    assert "nˈO. " in said[1] and said[1].endswith("nˈO fˈIv."), said[1]
 
 
 def test_no_text_is_taken_for_phonemes(tmp_path: Path) -> None:
