@@ -39,19 +39,7 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
 
 BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     # Sampling.
-    ({"top_k": -2}, "top_k", VALUE, "at least -1"),
-    ({"top_k": 1.0}, "top_k", TYPE, "an integer"),
     ({"top_k": 2**31}, "top_k", VALUE, "at most"),
-    ({"min_p": -0.1}, "min_p", VALUE, "at least 0"),
-    ({"min_p": 1.1}, "min_p", VALUE, "at most 1"),
-    ({"typical_p": 0}, "typical_p", VALUE, "greater than 0"),
-    ({"typical_p": 1.1}, "typical_p", VALUE, "at most 1"),
-    ({"repetition_penalty": 0}, "repetition_penalty", VALUE, "at least 0.01"),
-    ({"repetition_penalty": 10.5}, "repetition_penalty", VALUE, "at most 10"),
-    ({"repetition_penalty": "1"}, "repetition_penalty", TYPE, "a number"),
-    ({"presence_penalty": 2.1}, "presence_penalty", VALUE, "at most 2"),
-    ({"frequency_penalty": -2.1}, "frequency_penalty", VALUE, "at least -2"),
-    ({"logit_bias": [1]}, "logit_bias", TYPE, "an object"),
     ({"logit_bias": {"x": 1}}, "logit_bias.x", VALUE, "no token id"),
     ({"logit_bias": {"-1": 1}}, "logit_bias.-1", VALUE, "no token id"),
     ({"logit_bias": {" 1": 1}}, "logit_bias. 1", VALUE, "no token id"),
@@ -61,36 +49,21 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     ({"logit_bias": {"5": True}}, "logit_bias.5", TYPE, "got true"),
     ({"logit_bias": {"5": 100.5}}, "logit_bias.5", VALUE, "from -100 to 100"),
     ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", VALUE, "at most 1024"),
-    ({"ignore_eos": 1}, "ignore_eos", TYPE, "a boolean"),
-    ({"min_tokens": -1}, "min_tokens", VALUE, "at least 0"),
-    ({"stop_token_ids": 5}, "stop_token_ids", TYPE, "an array"),
     ({"stop_token_ids": [1, -1]}, "stop_token_ids[1]", VALUE, "at least 0"),
     ({"stop_token_ids": [1, "2"]}, "stop_token_ids[1]", TYPE, "an integer"),
     ({"stop_token_ids": [1] * 1025}, "stop_token_ids", VALUE, "at most 1024"),
     # Search.
-    ({"n": 0}, "n", VALUE, "at least 1"),
-    ({"n": 129}, "n", VALUE, "at most 128"),
-    ({"n": "2"}, "n", TYPE, "an integer"),
-    ({"best_of": 0}, "best_of", VALUE, "at least 1"),
     ({"n": 3, "best_of": 2}, "best_of", VALUE, "less than `n` (3)"),
-    ({"use_beam_search": "yes"}, "use_beam_search", TYPE, "a boolean"),
-    ({"length_penalty": "1"}, "length_penalty", TYPE, "a number"),
-    ({"length_penalty": 11}, "length_penalty", VALUE, "at most 10"),
     ({"early_stopping": True}, "early_stopping", ErrorCode.UNSUPPORTED_VALUE, "got true"),
     # Logprobs.
-    ({"logprobs": 1}, "logprobs", TYPE, "a boolean"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", VALUE, "at most 20"),
     ({"top_logprobs": 2}, "top_logprobs", VALUE, "needs `logprobs: true`"),
     ({"logprobs": False, "top_logprobs": 2}, "top_logprobs", VALUE, "needs `logprobs: true`"),
     # Speculation.
-    ({"num_assistant_tokens": 0}, "num_assistant_tokens", VALUE, "at least 1"),
-    ({"num_assistant_tokens": 33}, "num_assistant_tokens", VALUE, "at most 32"),
-    ({"assistant_confidence_threshold": 1.5}, "assistant_confidence_threshold", VALUE, "at most 1"),
     (
         {"num_assistant_tokens": 3, "assistant_confidence_threshold": 0.5},
         "assistant_confidence_threshold", VALUE, "can't be combined",
     ),
-    ({"max_ngram_size": 0}, "max_ngram_size", VALUE, "at least 1"),
     ({"stop": ["a", "b" * 4097]}, "stop[1]", VALUE, "at most 4096 characters"),
     # Form.
     ({"guided_regex": "a" * (2**20 + 1)}, "guided_regex", VALUE, "at most 1048576"),
@@ -98,7 +71,6 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": "b" * 2**20}}}},
         "response_format.json_schema.schema", VALUE, "at most 1048576",
     ),
-    ({"response_format": "json"}, "response_format", TYPE, "an object"),
     ({"response_format": {}}, "response_format.type", MISSING, "required"),
     ({"response_format": {"type": "xml"}}, "response_format.type", VALUE, "'json_schema'"),
     (
@@ -117,7 +89,6 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}},
         "response_format.json_schema.name", VALUE, "must match",
     ),
-    ({"structured_outputs": []}, "structured_outputs", TYPE, "an object"),
     ({"structured_outputs": {}}, "structured_outputs", MISSING, "one of"),
     ({"structured_outputs": {"json_object": False}}, "structured_outputs", MISSING, "one of"),
     ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex", TYPE, "a string"),
@@ -131,7 +102,6 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     ({"guided_json": "{"}, "guided_json", VALUE, "not valid JSON"),
     ({"guided_json": "[]"}, "guided_json", VALUE, "an object"),
     ({"guided_json": '{"a":' * 200 + "1" + "}" * 200}, "guided_json", VALUE, "100 levels"),
-    ({"guided_regex": ""}, "guided_regex", VALUE, "must not be empty"),
     (
         {"guided_regex": "a", "response_format": {"type": "json_object"}},
         "guided_regex", VALUE, "can't be combined with `response_format`",
@@ -139,7 +109,6 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     ({"grammar": "root ::= x", "json_schema": {}}, "grammar", VALUE, "combined with `json_schema`"),
     ({"json_schema": "[]"}, "json_schema", VALUE, "an object"),
     ({"json_schema": 5}, "json_schema", TYPE, "a string or an object"),
-    ({"grammar": {}}, "grammar", TYPE, "a string"),
     (
         {"response_format": {"type": "json_object"}, "grammar": "root ::= x"},
         "grammar", VALUE, "can't be combined with `response_format`",
@@ -152,13 +121,11 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
         },
         "response_format.schema", VALUE, "can't be combined with `response_format.json_schema`",
     ),
-    ({"guided_whitespace_pattern": " " * 257}, "guided_whitespace_pattern", VALUE, "at most 256"),
     (
         {"structured_outputs": {"json": {}, "whitespace_pattern": 1}},
         "structured_outputs.whitespace_pattern", TYPE, "a string",
     ),
     # Tools.
-    ({"tools": "x"}, "tools", TYPE, "an array"),
     ({"tools": [{"type": "function"}]}, "tools[0].function", MISSING, "required"),
     ({"tools": [{"function": {"name": "a"}}]}, "tools[0].type", MISSING, "required"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", VALUE, "'function'"),
@@ -195,15 +162,11 @@ BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
     ({"tool_choice": "required"}, "tool_choice", VALUE, "no `tools`"),
     ({"tools": [], "tool_choice": "any"}, "tool_choice", VALUE, "no `tools`"),
     ({"tool_choice": named("get_weather")}, "tool_choice", VALUE, "no `tools`"),
-    ({"parallel_tool_calls": 0}, "parallel_tool_calls", TYPE, "a boolean"),
     # Thinking.
     ({"reasoning_effort": "most"}, "reasoning_effort", VALUE, "'xhigh'"),
     ({"reasoning_effort": 5}, "reasoning_effort", VALUE, "'low'"),
-    ({"enable_thinking": "no"}, "enable_thinking", TYPE, "a boolean"),
-    ({"thinking_budget": -1}, "thinking_budget", VALUE, "at least 0"),
     ({"think": "most"}, "think", VALUE, "'high' or 'max', got \"most\""),
     ({"think": 1}, "think", TYPE, "a boolean or a string, got 1"),
-    ({"thinking_token_budget": 1.5}, "thinking_token_budget", TYPE, "an integer"),
     (
         {"thinking_budget": 5, "thinking_token_budget": 6},
         "thinking_budget", VALUE, "two names of the budget of the thinking",

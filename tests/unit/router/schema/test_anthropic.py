@@ -269,8 +269,6 @@ BLOCK = "messages[0].content[0]"
     ("fields", "code", "param"),
     [
         ({"max_tokens": None}, ErrorCode.INVALID_TYPE, "max_tokens"),
-        ({"max_tokens": "5"}, ErrorCode.INVALID_TYPE, "max_tokens"),
-        ({"messages": []}, ErrorCode.INVALID_VALUE, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, ErrorCode.INVALID_VALUE,
          "messages[0].role"),
         ({"messages": [{"role": "user"}]}, ErrorCode.MISSING_PARAMETER, "messages[0].content"),
@@ -301,7 +299,6 @@ BLOCK = "messages[0].content[0]"
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, ErrorCode.MISSING_PARAMETER,
          "tool_choice.name"),
         ({"tool_choice": {"type": "required"}}, ErrorCode.INVALID_VALUE, "tool_choice.type"),
-        ({"temperature": 9}, ErrorCode.INVALID_VALUE, "temperature"),
         ({"thinking": {"type": "on"}}, ErrorCode.INVALID_VALUE, "thinking.type"),
         ({"output_format": {"type": "json_schema"}}, ErrorCode.MISSING_PARAMETER,
          "output_format.schema"),

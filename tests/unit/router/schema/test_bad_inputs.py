@@ -2,7 +2,7 @@
 wrong, and a server that goes on."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from lmx.protocol.errors import RequestError
+from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import Generate
 from lmx.protocol.wire.codec import decode, encode
 from lmx.router.http.bodies.json_body import parse_object
@@ -282,6 +282,55 @@ SCHEMAS: list[tuple[type[BaseModel], Callable[[dict[str, Any]], Any], dict[str, 
         EXAMPLES["ConversationItemsRequest"],
     ),
 ]
+
+
+WRONG: dict[str, tuple[str, *tuple[Any, ...]]] = {
+    "string": ("a string", 5, []),
+    "boolean": ("a boolean", 1, "yes"),
+    "integer": ("an integer", 1.0, True, "5"),
+    "number": ("a number", True, "1"),
+    "array": ("an array", 5, "x"),
+    "object": ("an object", [1], "x"),
+}
+OUTSIDE: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "minimum": ("at least {}", lambda bound: bound - 1),
+    "exclusiveMinimum": ("greater than {}", lambda bound: bound),
+    "maximum": ("at most {}", lambda bound: bound + 1),
+    "minLength": ("must not be empty", lambda bound: ""),
+    "maxLength": ("at most {} characters", lambda bound: "x" * (bound + 1)),
+    "minItems": ("at least {}", lambda bound: []),
+}
+
+
+def declared_faults(schema: type[BaseModel]) -> Iterator[tuple[str, Any, ErrorCode, str]]:
+    """Yield for each field of one form what is of another type, or just outside of its bounds."""
+    for name, declared in schema.model_json_schema()["properties"].items():
+        form, *others = [
+            form for form in declared.get("anyOf", [declared]) if form != {"type": "null"}
+        ]
+        kind = "object" if "$ref" in form else form.get("type")
+        if others or not isinstance(kind, str) or form.keys() & {"enum", "const"}:
+            continue
+        words, *values = WRONG[kind]
+        for value in values:
+            yield name, value, ErrorCode.INVALID_TYPE, words
+        for bound in OUTSIDE.keys() & form.keys():
+            words, outside = OUTSIDE[bound]
+            limit = str(form[bound]).removesuffix(".0")
+            yield name, outside(form[bound]), ErrorCode.INVALID_VALUE, words.format(limit)
+
+
+@pytest.mark.parametrize(("schema", "parse", "valid"), SCHEMAS)
+def test_each_field_is_of_its_type_and_within_its_bounds(
+    schema: type[BaseModel], parse: Callable[[dict[str, Any]], Any], valid: dict[str, Any]
+) -> None:
+    """What the types and bounds are is in docs/parameters.md, which is made of them."""
+    for name, value, code, words in declared_faults(schema):
+        with pytest.raises(RequestError) as caught:
+            parse(valid | {name: value})
+        assert (caught.value.param, caught.value.code) == (name, code)
+        assert words in caught.value.message
+        assert len(caught.value.message) < 300
 
 
 def names_of(schema: type[BaseModel]) -> list[str]:

@@ -409,7 +409,6 @@ def test_all_other_fields() -> None:
             "text.format.schema",
         ),
         ({"max_output_tokens": 0}, ErrorCode.INVALID_VALUE, "max_output_tokens"),
-        ({"top_logprobs": 21}, ErrorCode.INVALID_VALUE, "top_logprobs"),
         ({"reasoning": {"effort": "huge"}}, ErrorCode.INVALID_VALUE, "reasoning.effort"),
     ],
 )
