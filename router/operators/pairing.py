@@ -3,9 +3,10 @@
 import base64
 import time
 from collections import deque
-from typing import Final
+from typing import Final, TypeVar
 
 from aiohttp import web
+from pydantic import BaseModel
 
 from lmx.protocol.errors import ErrorCode, RequestError, UnavailableError
 from lmx.protocol.messages.control import Done
@@ -19,7 +20,7 @@ from lmx.protocol.messages.pairing import (
 )
 from lmx.protocol.web_origins import is_loopback
 from lmx.router.http.access import opening_key
-from lmx.router.http.bodies.json_body import read_object
+from lmx.router.http.bodies.json_body import arriving_in_time, read_object
 from lmx.router.http.endpoint import Access
 from lmx.router.http.responses import Answer, json_value, succeeded
 from lmx.router.schema.requests.pairing import PairHelloRequest, PairProofRequest
@@ -31,11 +32,16 @@ PAIR_ERRORS: Final = (ErrorCode.NOT_FOUND, ErrorCode.RATE_LIMIT_EXCEEDED)
 """What both steps of pairing may return."""
 
 _BODY_BYTES: Final = 8 * 1024
+_BODY_DEADLINE_S: Final = 5.0
+"""The time for a body, so that only as many requests as the pace lets through in this time wait for
+theirs: they count as under way, and need no key."""
+
+_Said = TypeVar("_Said", bound=BaseModel)
 
 
 class PairingPace:
-    """How many requests about pairing may reach the supervisor: without a key anybody may send
-    them, and people pair two machines once."""
+    """How many requests about pairing are read, and may reach the supervisor: without a key anybody
+    may send them, and people pair two machines once."""
 
     def __init__(self, most: int = 20, within_s: float = 10.0) -> None:
         self._taken: deque[float] = deque(maxlen=most)
@@ -75,8 +81,7 @@ class PairAcceptedAnswer(Answer):
 
 async def pair_hello(request: web.Request) -> web.Response:
     """Begin an exchange, while a code is shown on this machine."""
-    wanted = validated(PairHelloRequest, await read_object(request, _BODY_BYTES))
-    request.app[PAIRING].take(time.monotonic())
+    wanted = await _said(request, PairHelloRequest)
     question = PairHello(_bytes(wanted.public, "public"), _bytes(wanted.nonce, "nonce"))
     supervisor = request.app[SERVICES].supervisor
     found = await ask(supervisor, question, PairWelcome, COMMAND_DEADLINE_S)
@@ -92,8 +97,7 @@ async def pair_hello(request: web.Request) -> web.Response:
 
 async def pair_proof(request: web.Request) -> web.Response:
     """Pair, if the other machine has proved that it knows the code. Five wrong ones void it."""
-    wanted = validated(PairProofRequest, await read_object(request, _BODY_BYTES))
-    request.app[PAIRING].take(time.monotonic())
+    wanted = await _said(request, PairProofRequest)
     question = PairProof(
         wanted.exchange_id,
         _bytes(wanted.proof, "proof"),
@@ -122,6 +126,12 @@ def peer_key(request: web.Request, refusal: str) -> ApiKey:
     if key is None or KeyScope.PEER not in key.scopes:
         raise RequestError(ErrorCode.PERMISSION_DENIED, refusal)
     return key
+
+
+async def _said(request: web.Request, schema: type[_Said]) -> _Said:
+    request.app[PAIRING].take(time.monotonic())
+    async with arriving_in_time(_BODY_DEADLINE_S):
+        return validated(schema, await read_object(request, _BODY_BYTES))
 
 
 def _bytes(text: str, param: str) -> bytes:

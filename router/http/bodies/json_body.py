@@ -161,16 +161,17 @@ def _entries(value: Any, levels: int) -> int:
 
 
 @asynccontextmanager
-async def arriving_in_time() -> AsyncIterator[None]:
-    """Bound the time in which a body is read. Raises :class:`RequestError` (408) when it is
-    over."""
+async def arriving_in_time(deadline_s: float | None = None) -> AsyncIterator[None]:
+    """Bound the time in which a body is read, by default to ``READ_DEADLINE_S``. Raises
+    :class:`RequestError` (408) when it is over."""
+    deadline_s = READ_DEADLINE_S if deadline_s is None else deadline_s
     try:
-        async with asyncio.timeout(READ_DEADLINE_S):
+        async with asyncio.timeout(deadline_s):
             yield
     except TimeoutError as error:
         raise RequestError(
             ErrorCode.REQUEST_TIMEOUT,
-            f"The request body did not arrive within {READ_DEADLINE_S:.0f} s.",
+            f"The request body did not arrive within {deadline_s:.0f} s.",
         ) from error
 
 

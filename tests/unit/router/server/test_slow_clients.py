@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import orjson
 import pytest
 
+from lmx.router.operators import pairing
 from lmx.router.server import process
 from lmx.router.server.connections import most_connections
 from tests.support.fakes.fake_peers import FakeStream, until
@@ -80,6 +81,32 @@ async def test_clients_that_never_read_their_stream_starve_nobody() -> None:
         for _ in range(5):
             async with asyncio.timeout(ANSWER_DEADLINE_S):
                 assert (await rig.chat_json(max_tokens=1))[0] == 200
+
+
+async def test_pairing_bodies_that_never_come_leave_room_for_whoever_has_a_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pairing, "_BODY_DEADLINE_S", 2.0)
+    key = {"Authorization": "Bearer sk-one"}
+    async with (
+        router_rig(answer, api_keys=("sk-one",), max_requests=40) as rig,
+        connected(rig, 60) as opened,
+    ):
+        for _, writer in opened:
+            writer.write(
+                b"POST /pair/hello HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+            )
+        asking = asyncio.gather(*(reader.readline() for reader, _ in opened))
+        async with asyncio.timeout(ANSWER_DEADLINE_S):
+            status, _ = await rig.json(
+                "POST", "/v1/chat/completions", headers=key, body=chat_body()
+            )
+            assert status == 200
+            said = await asking
+        # The pace lets 20 of them wait for their bodies.
+        assert sum(b" 408 " in line for line in said) == 20
+        assert sum(b" 429 " in line for line in said) == 40
 
 
 async def closed_at_last(connection: Connection) -> bytes:
