@@ -55,6 +55,11 @@ _JOURNAL_BYTES: Final = 16 * 1024 * 1024
 
 _UNFIT: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
+_NEVER: Final = frozenset(
+    {sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH}
+)
+"""The kinds of errors that a row has which can't be written, whatever the disk does."""
+
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
 INCREMENTAL: Final = 2
@@ -219,19 +224,18 @@ class RecordFile(ABC, Generic[_Batch]):
                     count = 0  # what is written is not written again, whatever fails from here on
                     self._steps += 1
                     self._bound(connection)
-            except (sqlite3.Error, OSError) as error:
-                connection = self._failed(connection, error)
-                with self._changed:
-                    if count:
-                        self._put_back(batch)
-                    self._changed.wait_for(lambda: self._closing, _PAUSE_S)
-                for _, _, future in reads:
-                    _fail(future, error)
             except Exception as error:
-                # What can't be written must not hold up what comes after it.
-                _log.exception(f"{self._kind.name}.internal_error")
-                if count:
-                    self._lose(batch)
+                if isinstance(error, sqlite3.Error | OSError) and _kind(error) not in _NEVER:
+                    connection = self._failed(connection, error)
+                    with self._changed:
+                        if count:
+                            self._put_back(batch)
+                        self._changed.wait_for(lambda: self._closing, _PAUSE_S)
+                else:
+                    # What can't be written must not hold up what comes after it.
+                    _log.exception(f"{self._kind.name}.internal_error")
+                    if count:
+                        self._lose(batch)
                 for _, _, future in reads:
                     _fail(future, error)
             else:
@@ -343,7 +347,7 @@ def is_busy(error: sqlite3.Error) -> bool:
     return _kind(error) in _BUSY
 
 
-def _kind(error: sqlite3.Error) -> int:
+def _kind(error: Exception) -> int:
     # The low byte is the kind; the rest is where.
     return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
 

@@ -274,6 +274,17 @@ def response(
     return None if job is None or stored is None else StoredResponse(job, ResponseRow(*stored))
 
 
+def output(connection: sqlite3.Connection, response_id: str, owner: str | None) -> bytes | None:
+    """Return the items of a response's output, those of an earlier release in the whole response;
+    None if there are none, or they belong to another owner."""
+    found = connection.execute(
+        "SELECT coalesce(output, result) FROM responses JOIN jobs USING (id) "
+        "WHERE id = ? AND owner IS ?",
+        (response_id, owner),
+    ).fetchone()
+    return None if found is None else found[0]
+
+
 def turns(
     connection: sqlite3.Connection, response_id: str, owner: str | None, most: int, max_bytes: int
 ) -> list[Turn]:

@@ -98,6 +98,11 @@ class JobStore(RecordFile[_Rows]):
         """Return a response with its result."""
         return await self._read(lambda connection: records.response(connection, response_id, owner))
 
+    async def output(self, response_id: str, owner: str | None) -> bytes | None:
+        """Return the items of a response's output as JSON, which may be those of an earlier release
+        in the whole response; None without any."""
+        return await self._read(lambda connection: records.output(connection, response_id, owner))
+
     async def turns(
         self, response_id: str, owner: str | None, most: int, max_bytes: int
     ) -> list[records.Turn]:

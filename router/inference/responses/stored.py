@@ -177,20 +177,29 @@ async def with_referenced(
     request: web.Request, items: Sequence[Item], field: str = "input"
 ) -> Sequence[Item]:
     """Return ``items``, which are those of ``field``, with what references among them stand for.
-    Raises NOT_FOUND."""
-    found = list(items)
-    outputs: dict[str, dict[str, Any]] = {}
+    Raises NOT_FOUND, and REQUEST_TOO_LARGE if that is more than a request may have."""
+    named = {item.id for item in items if isinstance(item, ItemReference)}
+    services = request.app[SERVICES]
+    limit_bytes = services.spec.body_limit_bytes
+    found, taken_bytes = list(items), 0
+    outputs: dict[str, dict[str, tuple[Item, int]]] = {}
     for index, item in enumerate(items):
         if not isinstance(item, ItemReference):
             continue
-        response_id = response_of_item(item.id)
-        if response_id is not None and response_id not in outputs:
+        response_id = response_of_item(item.id) or ""
+        if response_id not in outputs:
+            raw = await services.jobs.output(response_id, request[CONTEXT].owner)
             try:
-                stored = await _response(request, response_id)
-                outputs[response_id] = {one["id"]: one for one in await _output(request, stored)}
+                output = await _parsed_output(request, raw)
             except RequestError:
-                outputs[response_id] = {}
-        known = outputs.get(response_id or "", {}).get(item.id)
+                output = []
+            wanted = [one for one in output if one["id"] in named]
+            checked = checked_items(wanted, field)
+            outputs[response_id] = {
+                one["id"]: (made, len(orjson.dumps(one)))
+                for one, made in zip(wanted, checked, strict=True)
+            }
+        known = outputs[response_id].get(item.id)
         if known is None:
             param = f"{field}[{index}].id"
             raise RequestError(
@@ -199,7 +208,16 @@ async def with_referenced(
                 "kept as long as jobs are, and not with `store: false`: send the item itself.",
                 param=param,
             )
-        (found[index],) = checked_items([known], field)
+        found[index], size_bytes = known
+        # The same item may be named thousands of times.
+        taken_bytes += size_bytes
+        if taken_bytes > limit_bytes:
+            raise RequestError(
+                ErrorCode.REQUEST_TOO_LARGE,
+                f"The items that `{field}` refers to have more than {limit_bytes} bytes, as many "
+                "as a request may have: refer to fewer.",
+                param=field,
+            )
     return found
 
 
@@ -267,11 +285,8 @@ def _too_large(response_id: str, what: str) -> RequestError:
     )
 
 
-async def _output(request: web.Request, stored: StoredResponse) -> list[dict[str, Any]]:
-    """Return the items of a response's output."""
-    output = stored.response.output
-    if output is None:
-        output = stored.job.result  # of an earlier release
+async def _parsed_output(request: web.Request, output: bytes | None) -> list[dict[str, Any]]:
+    """Return the items of a response's output, or of the whole response of an earlier release."""
     if output is None:
         return []
     (found,) = await parse_stored(request, [output])
@@ -289,7 +304,7 @@ async def _shown(request: web.Request, stored: StoredResponse) -> bytes:
     if stored.response.output is not None:
         response["output"] = orjson.Fragment(stored.response.output)
     else:
-        response["output"] = await _output(request, stored)
+        response["output"] = await _parsed_output(request, row.result)
     match row.state:
         case JobState.CANCELLED:
             response["status"] = CANCELLED

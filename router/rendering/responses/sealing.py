@@ -34,8 +34,20 @@ def sealed(text: str, key: bytes) -> str:
     return _BEGINNING + base64.urlsafe_b64encode(_signature(packed, key) + packed).decode()
 
 
+def is_sealed(token: str, key: bytes) -> bool:
+    """Return whether a token was made with this key. Its text is not looked at."""
+    return _packed(token, key) is not None
+
+
 def unsealed(token: str, key: bytes) -> str | None:
     """Return the text of a token; None if it was not made with this key."""
+    packed = _packed(token, key)
+    if packed is None:
+        return None
+    return zlib.decompressobj().decompress(packed, _MOST_BYTES).decode("utf-8", "surrogatepass")
+
+
+def _packed(token: str, key: bytes) -> bytes | None:
     if not token.startswith(_BEGINNING):
         return None
     try:
@@ -43,9 +55,7 @@ def unsealed(token: str, key: bytes) -> str | None:
     except (binascii.Error, ValueError):
         return None
     signature, packed = raw[:_SIGNATURE_BYTES], raw[_SIGNATURE_BYTES:]
-    if not hmac.compare_digest(signature, _signature(packed, key)):
-        return None
-    return zlib.decompressobj().decompress(packed, _MOST_BYTES).decode("utf-8", "surrogatepass")
+    return packed if hmac.compare_digest(signature, _signature(packed, key)) else None
 
 
 def _signature(packed: bytes, key: bytes) -> bytes:

@@ -6,8 +6,9 @@ from typing import Any, Final
 
 import orjson
 
+from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.media.source import PartSource
-from lmx.router.rendering.responses.sealing import compaction_key, unsealed
+from lmx.router.rendering.responses.sealing import compaction_key, is_sealed, unsealed
 from lmx.router.rendering.responses.tools import INPUT, worker_name
 from lmx.router.schema.requests.conversation.messages import placeholder
 from lmx.router.schema.requests.conversation.turns import content_of, joined_turns
@@ -35,6 +36,10 @@ _SUMMARY: Final = (
     "[Here the conversation was shortened: what was answered and done until now is not in it any "
     "more. This summary, which the assistant wrote, takes its place.]\n{}\n[End of the summary.]"
 )
+
+_MOST_THOUGHTS: Final = 16 * 1024 * 1024
+"""The most characters of thoughts that tokens may stand for in one conversation: it is beyond every
+model's context. A token is compressed, and the same one may come often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +69,10 @@ def conversation_of(
     summaries are read. Items that are no part of a conversation are left out, and so is what the
     last summary stands for: the assistant's items and the outputs of calls that come before it.
     Raises :class:`RequestError` for media that the assistant can't have sent, or that name no
-    content, and for a summary of another lmx or key.
+    content, for a summary of another lmx or key, and for more thoughts than any model reads.
     """
     messages: list[dict[str, Any]] = []
+    thoughts = 0
     media: list[PartSource] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
@@ -81,8 +87,18 @@ def conversation_of(
             messages.append({"role": "user", "content": content})
             continue
         message = _message(item, path, media, key)
-        if message is not None:
-            messages.append(message)
+        if message is None:
+            continue
+        messages.append(message)
+        if isinstance(item, ReasoningItem) and not item.content:
+            thoughts += len(message["reasoning_content"])
+            if thoughts > _MOST_THOUGHTS:
+                raise RequestError(
+                    ErrorCode.REQUEST_TOO_LARGE,
+                    f"The thoughts of the conversation have more than {_MOST_THOUGHTS} characters: "
+                    "leave out what `encrypted_content` of earlier items has of them.",
+                    param=path,
+                )
     return Conversation(joined_turns(messages), tuple(media))
 
 
@@ -118,7 +134,7 @@ def unread_items(items: Sequence[Item], key: bytes) -> list[str]:
 
 def _is_foreign(item: ReasoningItem, key: bytes) -> bool:
     token = item.encrypted_content
-    return bool(token) and not item.content and unsealed(token or "", key) is None
+    return bool(token) and not item.content and not is_sealed(token or "", key)
 
 
 def _message(item: Item, path: str, media: list[PartSource], key: bytes) -> dict[str, Any] | None:

@@ -307,6 +307,23 @@ async def test_a_result_that_does_not_fit_is_dropped_and_its_job_kept(
     store.close(5.0)
 
 
+async def test_a_record_that_can_never_be_written_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limited(path: Path) -> sqlite3.Connection:
+        connection = open_records(path)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000)
+        return connection
+
+    monkeypatch.setattr(job_store, "open_records", limited)
+    with opened(tmp_path / "jobs.sqlite") as store:
+        store.put(row("large", result=b"x" * 20_000))
+        assert await _or_none(store, "large") is None
+        store.put(row("next"))
+        assert await ids(store) == ["next"]
+        assert store.dropped == 1
+
+
 async def test_more_readers_than_there_may_be_get_an_error(
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

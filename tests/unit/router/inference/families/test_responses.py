@@ -24,7 +24,9 @@ from lmx.router.jobs import store as file
 from lmx.router.jobs.live import LiveRequest
 from lmx.router.jobs.records import JobRow
 from lmx.router.jobs.store import JobStore
+from lmx.router.rendering.responses.sealing import sealed, sealing_key
 from lmx.router.rendering.responses.state import ResponseObject, failed
+from lmx.router.schema.requests.responses import conversation as conversation_form
 from tests.support.clients.answer_check import check_shape
 from tests.support.clients.codex_request import PATCH, codex_request
 from tests.support.clients.sdk_types import extras_of
@@ -227,6 +229,24 @@ async def test_a_conversation_that_is_kept(rig: Rig) -> None:
     assert [item["content"][0]["text"] for item in left] == ["more"]
     status, refused = await post(rig, previous_response_id=second["id"])
     assert (status, refused["error"]["code"]) == (400, "previous_response_not_found")
+
+
+async def test_what_a_few_bytes_of_a_request_stand_for_is_limited_as_a_request_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with router_rig(body_limit_bytes=20_000) as rig:
+        _, made = await post(rig)
+        reference = {"id": made["output"][0]["id"]}
+        assert (await post(rig, input=[reference] * 20, store=False))[0] == 200
+        status, refused = await post(rig, input=[reference] * 200, background=True)
+        assert (status, refused["error"]["param"]) == (413, "input")
+        key = sealing_key(rig.spec.admin_key)
+        monkeypatch.setattr(conversation_form, "_MOST_THOUGHTS", 1_000)
+        thought = {"type": "reasoning", "summary": [], "encrypted_content": sealed("a" * 400, key)}
+        asked = {"role": "user", "content": "hi"}
+        assert (await post(rig, input=[asked, thought, thought, asked]))[0] == 200
+        status, refused = await post(rig, input=[asked, thought, thought, thought, asked])
+        assert (status, refused["error"]["code"]) == (413, "request_too_large")
 
 
 async def test_what_nobody_reads_is_not_kept() -> None:
