@@ -77,7 +77,7 @@ def scripted_client(scripted_server: Rig) -> Iterator[OpenAI]:
 
 @pytest.fixture(scope="session")
 def packages() -> Path:
-    """Other clients of the API, and Node: fetched once for each machine."""
+    """Other clients of the API: fetched once for each machine."""
     return python_packages()
 
 

@@ -1,5 +1,5 @@
-"""Other clients that people use: litellm and instructor in short, LangChain by its own tests. They
-run with `make clients`; the official SDKs, which all of them use, in `make test`."""
+"""Other clients that people use: instructor in short, LangChain by its own tests. They run with
+`make clients`; the official SDKs, which all of them use, in `make test`."""
 
 import json
 from pathlib import Path
@@ -22,14 +22,6 @@ def run(scripted_client: OpenAI, packages: Path, script: str, *directives: str) 
     url, key = str(scripted_client.base_url), scripted_client.api_key
     output = run_python(packages, script, url, key, "scripted", *directives)
     return json.loads(output.strip().split("\n")[-1])
-
-
-def test_litellm(scripted_client: OpenAI, packages: Path) -> None:
-    found = run(scripted_client, packages, "litellm_client.py", CALLS)
-    assert found["whole"] == found["streamed"] == SENTENCE
-    assert found["total_tokens"] > 9
-    assert found["calls"] == [["Weather", {"city": "Oslo"}]]
-    assert "none" in found["error"]
 
 
 def test_instructor(scripted_client: OpenAI, client: OpenAI, packages: Path) -> None:
@@ -74,4 +66,3 @@ def test_clients_of_the_messages_api(scripted_client: OpenAI, packages: Path) ->
     assert found["pydantic"] == {
         "whole": SENTENCE, "streamed": SENTENCE, "looped": "It rains in Oslo.", "asked": ["Oslo"],
     }  # fmt: skip
-    assert set(found["litellm"].values()) == {SENTENCE}

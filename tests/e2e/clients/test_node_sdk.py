@@ -19,16 +19,14 @@ SCRIPTS = {
 }
 
 
-def test_the_node_sdk(
-    scripted_client: OpenAI, scripted_server: Rig, packages: Path, tmp_path: Path
-) -> None:
+def test_the_node_sdk(scripted_client: OpenAI, scripted_server: Rig, tmp_path: Path) -> None:
     url, key = str(scripted_client.base_url), scripted_client.api_key
     voice = scripted(
         "voice", engine="tests.support.fakes.scripted_voice:create", kind="speech", preload=False
     )
     with serving_too(scripted_server, voice):
         scripts = {**SCRIPTS, "refused": str(tmp_path / "refused")}
-        output = run_node(packages, "sdk.mjs", url, key, json.dumps(scripts))
+        output = run_node("sdk.mjs", url, key, json.dumps(scripts))
     found = json.loads(output)
     for name in ("whole", "streamed", "helped", "final", "textStreamed", "retried", "loaded"):
         assert found[name] == SENTENCE, name
@@ -61,9 +59,9 @@ def test_the_node_sdk(
     assert found["timedOut"] is True
 
 
-def test_the_node_sdk_on_responses(scripted_client: OpenAI, packages: Path) -> None:
+def test_the_node_sdk_on_responses(scripted_client: OpenAI) -> None:
     url, key = str(scripted_client.base_url), scripted_client.api_key
-    found = json.loads(run_node(packages, "responses.mjs", url, key, json.dumps(SCRIPTS)))
+    found = json.loads(run_node("responses.mjs", url, key, json.dumps(SCRIPTS)))
     assert found["whole"] == found["streamed"] == SENTENCE
     assert found["last"] == ["response.completed", SENTENCE]
     name, whole, streamed = found["call"]
@@ -75,12 +73,10 @@ def test_the_node_sdk_on_responses(scripted_client: OpenAI, packages: Path) -> N
     assert found["errors"] == [[404, "not_found_error"], [400, "previous_response_not_found"]]
 
 
-def test_the_node_sdks_on_files_batches_and_conversations(
-    scripted_client: OpenAI, packages: Path
-) -> None:
+def test_the_node_sdks_on_files_batches_and_conversations(scripted_client: OpenAI) -> None:
     url, key = str(scripted_client.base_url), scripted_client.api_key
     slow = json.dumps({"tokens": 2000, "step_s": 0.05})
-    found = json.loads(run_node(packages, "files.mjs", url, key, json.dumps({"slow": slow})))
+    found = json.loads(run_node("files.mjs", url, key, json.dumps({"slow": slow})))
     assert found["file"] == ["file", "note.txt", 8, "user_data", 3600]
     assert found["content"] == "A note.\n"
     assert (found["same"], found["processed"], found["listed"]) == (True, "processed", [True] * 3)
@@ -108,12 +104,12 @@ def test_the_node_sdks_on_files_batches_and_conversations(
     ]  # fmt: skip
 
 
-def test_anthropic_s_sdk(scripted_client: OpenAI, packages: Path) -> None:
+def test_anthropic_s_sdk(scripted_client: OpenAI) -> None:
     url = str(scripted_client.base_url).rstrip("/").removesuffix("/v1")
     rain = json.dumps({"pieces": [RAIN]})
     fails = json.dumps({"tokens": 20, "fail_at": 5, "step_s": 0.05})
     scripts = {**SCRIPTS, "rain": rain, "fails": fails}
-    output = run_node(packages, "anthropic.mjs", url, scripted_client.api_key, json.dumps(scripts))
+    output = run_node("anthropic.mjs", url, scripted_client.api_key, json.dumps(scripts))
     found = json.loads(output)
     assert found["whole"] == found["streamed"] == found["retried"] == SENTENCE
     assert found["requestId"] is True and found["same"] is True
@@ -138,13 +134,13 @@ AI_SDK = {"anthropic", "chat", "compatible", "ollama", "responses"}
 """The providers of Vercel's AI SDK for lmx's four API families, of which chats have two."""
 
 
-def test_vercel_s_sdk_takes_every_answer(scripted_client: OpenAI, packages: Path) -> None:
+def test_vercel_s_sdk_takes_every_answer(scripted_client: OpenAI) -> None:
     """Its providers refuse what does not fit their schemas: a field that these call optional is
     left out, and not null."""
     url = str(scripted_client.base_url).rstrip("/").removesuffix("/v1")
     thinks = json.dumps({"pieces": ["<think>", "Hm.", "</think>", "Yes."]})
     texts = json.dumps({"calls": SCRIPTS["calls"], "thinks": thinks})
-    found = json.loads(run_node(packages, "ai_sdk.mjs", url, scripted_client.api_key, texts))
+    found = json.loads(run_node("ai_sdk.mjs", url, scripted_client.api_key, texts))
     assert set(found) == {*AI_SDK, "completions"}
     for provider, ways in found.items():
         assert len(ways) == (10 if provider in AI_SDK else 4)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import ollama
@@ -110,9 +109,9 @@ def test_vectors_lists_and_errors(client: ollama.Client) -> None:
         client.chat("scripted", [user({"step_raise_at": 1})])
 
 
-def test_the_javascript_library(scripted_client: OpenAI, url: str, packages: Path) -> None:
+def test_the_javascript_library(scripted_client: OpenAI, url: str) -> None:
     call = json.dumps({"pieces": [CALL[:20], CALL[20:]]})
-    found = json.loads(run_node(packages, "ollama.mjs", url, scripted_client.api_key, call))
+    found = json.loads(run_node("ollama.mjs", url, scripted_client.api_key, call))
     assert found["whole"] == found["streamed"] == found["generated"] == SENTENCE
     assert found["called"] == found["calledStreamed"] == [["get_weather", {"city": "Oslo"}]]
     assert found["dimensions"] == [384, 384]

@@ -7,7 +7,6 @@ import asyncio
 import base64
 import contextlib
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -898,7 +897,7 @@ async def test_files_and_the_same_request_elsewhere(page: Page) -> None:
     assert "invalid_media" in (await asked(page, "What is it?"))["fault"]
 
 
-async def test_everybody_can_use_it(page: Page, origin: str, packages: Path) -> None:
+async def test_everybody_can_use_it(page: Page, origin: str) -> None:
     """axe finds nothing, in both colours and sizes; a long name breaks no phone; nothing is loaded
     from elsewhere, and the policy is kept."""
     loaded = await page.run('performance.getEntriesByType("resource").map((one) => one.name)')
@@ -913,7 +912,7 @@ async def test_everybody_can_use_it(page: Page, origin: str, packages: Path) -> 
 
     await asked(page, {"pieces": ["<think>", "Hm.", "</think>", *MARKS]})
     await asked(page, {"fail_at": 1})
-    await load_axe(page, packages)
+    await load_axe(page)
     for size in (DESKTOP, PHONE):
         await page.ask("Emulation.setDeviceMetricsOverride", **size)
         for colours in ("light", "dark"):

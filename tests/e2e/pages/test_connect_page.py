@@ -1,7 +1,6 @@
 """The page Connect: the lines of each client for this server, and the requests that test them."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,9 +37,7 @@ async def outcomes(page: Page) -> list[str]:
     return found
 
 
-async def test_each_client_has_its_lines_and_they_work(
-    page: Page, origin: str, packages: Path
-) -> None:
+async def test_each_client_has_its_lines_and_they_work(page: Page, origin: str) -> None:
     await reopen(page, origin, "/#/connect")
     await until(page, f"Boolean({PANEL}?.querySelector('pre'))", "the lines of a client")
     models = "[...document.getElementById('connect-model').options].map((one) => one.value)"
@@ -62,7 +59,7 @@ async def test_each_client_has_its_lines_and_they_work(
         assert all(": 200 after" in one for one in results)
         # The short form of the answer's text, or how many models were found.
         assert all("“" in one for one in results), results
-    await load_axe(page, packages)
+    await load_axe(page)
     assert await page.run(AXE) == []
 
 

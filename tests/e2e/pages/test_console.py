@@ -8,7 +8,6 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -655,8 +654,8 @@ async def test_lines_that_are_searched_and_a_model_that_is_removed(page: Page) -
 
 
 @pytest.mark.parametrize("view", ["models", "logs", "machines"])
-async def test_everybody_can_use_it(page: Page, view: str, packages: Path) -> None:
-    await load_axe(page, packages)
+async def test_everybody_can_use_it(page: Page, view: str) -> None:
+    await load_axe(page)
     await page.run(f"location.hash = '#/{view}'")
     ready = {
         "models": f"Boolean({row('left')})",

@@ -1,7 +1,6 @@
 """The page that `lmx demo --two` opens: one of two models is killed, and the other continues."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +26,7 @@ STEPS = "[...document.querySelectorAll('.demo .steps li')]"
 CARDS = "[...document.querySelectorAll('.demo .card')]"
 
 
-async def test_the_story(page: Page, origin: str, scripted_server: Rig, packages: Path) -> None:
+async def test_the_story(page: Page, origin: str, scripted_server: Rig) -> None:
     key = (scripted_server.home / "admin.key").read_text().strip()
     await page.run(f"sessionStorage.setItem('lmx-admin-key', {json.dumps(key)})")
     await page.open("about:blank#")
@@ -48,7 +47,7 @@ async def test_the_story(page: Page, origin: str, scripted_server: Rig, packages
     assert "from scripted since" in other and "\n0 more" not in other, other
     assert "ready" in await page.run(f"{STEPS}[4].innerText")
     assert "word" in await page.run(f"{CARDS}[1].lastChild.innerText")
-    await load_axe(page, packages)
+    await load_axe(page)
     for size in (PHONE, DESKTOP):
         await page.ask("Emulation.setDeviceMetricsOverride", **size)
         assert await page.run(AXE) == []

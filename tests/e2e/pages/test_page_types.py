@@ -22,12 +22,12 @@ OPTIONS = {
 }
 
 
-def test_the_scripts_of_the_page(packages: Path, tmp_path: Path) -> None:
-    tsc = node_folder(packages, CHECKS) / "node_modules" / "typescript" / "bin" / "tsc"
+def test_the_scripts_of_the_page(tmp_path: Path) -> None:
+    tsc = node_folder(CHECKS) / "node_modules" / "typescript" / "bin" / "tsc"
     config = {"compilerOptions": OPTIONS, "include": [f"{ASSETS}/*.js"]}
     (tmp_path / "tsconfig.json").write_text(json.dumps(config))
     checked = subprocess.run(
-        [node(packages), tsc, "--listFiles", "-p", tmp_path], text=True, capture_output=True,
+        [node(), tsc, "--listFiles", "-p", tmp_path], text=True, capture_output=True,
         timeout=300, check=False,
     )  # fmt: skip
     assert checked.returncode == 0, checked.stdout

@@ -9,7 +9,6 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -431,9 +430,9 @@ async def test_thousands_of_requests_stay_smooth(page: Page) -> None:
     assert await page.run("document.activeElement.closest('li').dataset.index") == "0"
 
 
-async def test_sizes_colours_and_screen_readers(page: Page, packages: Path) -> None:
+async def test_sizes_colours_and_screen_readers(page: Page) -> None:
     """axe finds nothing, in both colours and sizes; on a phone a request is a card."""
-    await load_axe(page, packages)
+    await load_axe(page)
     await page.run(
         STUB
         + """.then(() => (tell([shape(1, { model: "a-long-name-".repeat(9) }), shape(2, { state:

@@ -2,7 +2,6 @@
 
 import json
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,7 +83,7 @@ async def shown(page: Page, condition: str, what: str) -> Any:
 
 
 async def test_what_was_used_is_seen(
-    page: Page, scripted_server: Rig, scripted_client: OpenAI, packages: Path
+    page: Page, scripted_server: Rig, scripted_client: OpenAI
 ) -> None:
     """Requests are there as soon as they have ended, by model and key; one key alone can be looked
     at; axe finds nothing, in both colours and sizes."""
@@ -110,7 +109,7 @@ async def test_what_was_used_is_seen(
     )
     assert (await page.run(SHOWN))["rows"] == ours
 
-    await load_axe(page, packages)
+    await load_axe(page)
     await page.run("for (const one of document.querySelectorAll('#view details')) one.open = true")
     for size in (DESKTOP, PHONE):
         await page.ask("Emulation.setDeviceMetricsOverride", **size)

@@ -3,12 +3,12 @@ machine, and run as their users run them (`make clients`)."""
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.clients.client_packages import node, node_folder, python_packages
+from tests.support.clients.client_packages import node_folder, python_packages
 from tests.support.models.tiny_models import CHAT_TEMPLATE
 from tests.support.programs.workplace import Workplace
 from tests.support.rigs.rig import PATIENT, Rig, rig, scripted
@@ -24,6 +24,11 @@ STRICT = (
 ) + CHAT_TEMPLATE
 """Refuses what programs send, as Qwen's do: the effort "high", and system messages in between."""
 PICTURE_SIZE = (48, 32)
+
+
+def node_programs(name: str) -> Path:
+    """Return the folder of a package.json of pinned/, with node_modules; fetched once."""
+    return node_folder(PINNED / name)
 
 
 def agent(model_id: str, template: str = CHAT_TEMPLATE) -> dict[str, object]:
@@ -71,19 +76,6 @@ def picture(place: Workplace) -> Path:
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
     )
     return file
-
-
-@pytest.fixture(scope="session")
-def node_programs() -> Callable[[str], Path]:
-    """Return the folder of a package.json of pinned/, with node_modules; fetched once."""
-    packages = python_packages()
-    return lambda name: node_folder(packages, PINNED / name)
-
-
-@pytest.fixture(scope="session")
-def node_program() -> Path:
-    """Node itself."""
-    return node(python_packages())
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,13 @@
 """Vercel's AI SDK with three of its providers, two of them made as docs/clients.md says."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e.programs.conftest import node_programs
+from tests.support.clients.client_packages import node
 from tests.support.programs.agent_plan import call, plan, say
 from tests.support.programs.workplace import Workplace
 from tests.support.references.document_blocks import block
@@ -29,16 +30,14 @@ PLANS = {
 }
 
 
-def test_each_provider(
-    place: Workplace, node_programs: Callable[[str], Path], node_program: Path, picture: Path
-) -> None:
+def test_each_provider(place: Workplace, picture: Path) -> None:
     folder = node_programs("ai_sdk")
     (place.folder / "node_modules").symlink_to(folder / "node_modules")
     program = place.folder / "program.mjs"
     made = block("Vercel's AI SDK", "js").replace("http://127.0.0.1:8000", place.root)
     program.write_text(f"{made}\n{(folder / 'cases.mjs').read_text()}")
     before = place.left
-    command = [str(node_program), str(program), f"{place.root}/v1", json.dumps(PLANS)]
+    command = [str(node()), str(program), f"{place.root}/v1", json.dumps(PLANS)]
     found: dict[str, dict[str, Any]] = json.loads(place.run(command))
     assert list(found) == ["lmx", "openai", "anthropic"]
     for name, one in found.items():

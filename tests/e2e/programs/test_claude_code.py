@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.programs.conftest import node_programs
 from tests.support.programs.agent_plan import call, plan, say
 from tests.support.programs.workplace import Workplace
 from tests.support.references.document_blocks import block
@@ -22,7 +23,7 @@ SCHEMA = {
 
 
 @pytest.fixture
-def claude(place: Workplace, node_programs: Callable[[str], Path]) -> Callable[..., list[str]]:
+def claude(place: Workplace) -> Callable[..., list[str]]:
     """Return the command line for a model and what is asked of it."""
     program = node_programs("claude_code") / "node_modules" / ".bin" / "claude"
     settings = block("Claude Code", "sh").replace("http://127.0.0.1:8000", place.root)

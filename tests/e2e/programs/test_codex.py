@@ -2,12 +2,12 @@
 
 import json
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e.programs.conftest import node_programs
 from tests.support.programs.agent_plan import call, plan, say
 from tests.support.programs.workplace import Workplace
 from tests.support.references.document_blocks import block
@@ -24,7 +24,7 @@ SCHEMA = {
 
 
 @pytest.fixture
-def codex(place: Workplace, node_programs: Callable[[str], Path]) -> list[str]:
+def codex(place: Workplace) -> list[str]:
     """Return its command line, with its configuration in place."""
     configure(place, block("Codex", "toml"))
     program = node_programs("codex") / "node_modules" / ".bin" / "codex"

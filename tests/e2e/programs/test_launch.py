@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.programs.conftest import PINNED
-from tests.support.clients.client_packages import python_packages
+from tests.e2e.programs.conftest import PINNED, node_programs
+from tests.support.clients.client_packages import node, python_packages
 from tests.support.programs.agent_plan import call, plan, say
 from tests.support.programs.workplace import Workplace
 
@@ -26,9 +26,7 @@ _NODE_FOLDERS = {
 
 
 @pytest.fixture
-def launch(
-    place: Workplace, node_programs: Callable[[str], Path], node_program: Path, tmp_path: Path
-) -> Launch:
+def launch(place: Workplace, tmp_path: Path) -> Launch:
     def run(name: str, *arguments: str, **variables: str) -> str:
         if name in _NODE_FOLDERS:
             folder = node_programs(_NODE_FOLDERS[name]) / "node_modules" / ".bin"
@@ -41,7 +39,7 @@ def launch(
             start = f"exec {shlex.quote(sys.executable)} -m {name}"
             file.write_text(f'#!/bin/sh\nPYTHONPATH={packages} {start} "$@"\n')
             file.chmod(0o755)
-        path = [str(folder), str(node_program.parent), os.environ["PATH"]]
+        path = [str(folder), str(node().parent), os.environ["PATH"]]
         return place.run(
             [sys.executable, "-m", "lmx.supervisor", "launch", name, *arguments],
             LMX_HOME=str(place.lmx.home), PATH=os.pathsep.join(path), **variables,

@@ -1,12 +1,12 @@
 """opencode, set up as docs/clients.md says, with each of the three providers that it names."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e.programs.conftest import node_programs
 from tests.support.programs.agent_plan import call, plan, say
 from tests.support.programs.workplace import Workplace
 from tests.support.references.document_blocks import block
@@ -17,7 +17,7 @@ PROVIDERS = ("@ai-sdk/openai-compatible", "@ai-sdk/openai", "@ai-sdk/anthropic")
 
 
 @pytest.fixture
-def opencode(node_programs: Callable[[str], Path]) -> list[str]:
+def opencode() -> list[str]:
     """Return its command line."""
     program = node_programs("opencode") / "node_modules" / ".bin" / "opencode"
     return [str(program), "run", "--format", "json"]

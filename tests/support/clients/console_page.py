@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 from tests.support.clients.chromium import DocumentReplaced, Page
@@ -81,7 +80,7 @@ async def keep_keys(page: Page, origin: str, *, api_key: str = "", admin_key: st
     )
 
 
-async def load_axe(page: Page, packages: Path) -> None:
+async def load_axe(page: Page) -> None:
     """Load axe-core into the page, for :data:`AXE`."""
-    axe = node_folder(packages, CHECKS) / "node_modules" / "axe-core" / "axe.min.js"
+    axe = node_folder(CHECKS) / "node_modules" / "axe-core" / "axe.min.js"
     await page.run(axe.read_text())

@@ -1,11 +1,10 @@
-"""LangChain, Pydantic AI and litellm on /v1/messages: an answer, a stream, a loop with a tool."""
+"""LangChain and Pydantic AI on /v1/messages: an answer, a stream, a loop with a tool."""
 
 import asyncio
 import json
 import sys
 from typing import Any
 
-import litellm
 from langchain_anthropic import ChatAnthropic
 from pydantic_ai import Agent
 from pydantic_ai.models.anthropic import AnthropicModel
@@ -49,31 +48,4 @@ async def pydantic() -> dict[str, Any]:
     return {"whole": whole.output, "streamed": streamed, "looped": looped.output, "asked": asked}
 
 
-async def messages() -> dict[str, Any]:
-    common = {
-        "model": f"anthropic/{model}",
-        "messages": HELLO,
-        "max_tokens": 100,
-        "api_base": base_url,
-        "api_key": api_key,
-    }
-    whole = await litellm.anthropic.messages.acreate(**common)
-    # Its streams of messages themselves need the packages of its proxy.
-    parts = list(litellm.completion(**common, stream=True))
-    through = litellm.completion(**common)
-    return {
-        "whole": whole["content"][0]["text"],
-        "streamed": "".join(part.choices[0].delta.content or "" for part in parts),
-        "completed": through.choices[0].message.content,
-    }
-
-
-print(
-    json.dumps(
-        {
-            "langchain": langchain(),
-            "pydantic": asyncio.run(pydantic()),
-            "litellm": asyncio.run(messages()),
-        }
-    )
-)
+print(json.dumps({"langchain": langchain(), "pydantic": asyncio.run(pydantic())}))
