@@ -150,7 +150,13 @@ async def test_logprobs_come_with_their_text_and_with_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "route"), [(ModelKind.EMBEDDING, "/v1/embeddings"), (ModelKind.RERANK, "/v1/rerank")]
+    ("kind", "route"),
+    [
+        (ModelKind.EMBEDDING, "/v1/embeddings"),
+        (ModelKind.RERANK, "/v1/rerank"),
+        (ModelKind.TRANSCRIPTION, "/v1/audio/transcriptions"),
+        (ModelKind.SPEECH, "/v1/audio/speech"),
+    ],
 )
 async def test_a_model_of_another_kind_is_refused_with_its_own_route(
     rig: Rig, kind: ModelKind, route: str

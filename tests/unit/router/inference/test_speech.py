@@ -119,19 +119,6 @@ async def test_the_refusal_of_a_worker_is_told_before_the_sound(rig: Rig) -> Non
         assert (status, answer["error"]["param"]) == (400, "voice"), answer
 
 
-async def test_models_of_other_kinds_are_refused_with_their_route(rig: Rig) -> None:
-    await serve(rig, kind=ModelKind.CHAT)
-    status, answer = await rig.post_json("/v1/audio/speech", model=MODEL, input="Hello.")
-    assert (status, answer["error"]["param"]) == (400, "model")
-    assert "/v1/chat/completions" in answer["error"]["message"]
-    await serve(rig)
-    status, answer = await rig.post_json(
-        "/v1/chat/completions", model=MODEL, messages=[{"role": "user", "content": "hi"}]
-    )
-    assert (status, answer["error"]["param"]) == (400, "model")
-    assert "/v1/audio/speech" in answer["error"]["message"]
-
-
 async def test_without_a_name_the_model_that_speaks_is_taken(rig: Rig) -> None:
     rig.worker.task_script = says
     await rig.publish(
