@@ -40,6 +40,7 @@ _NOT_SETTINGS: Final = frozenset(
 )
 """Variables of the command line: where lmx keeps what, and which lmx commands are about."""
 
+_KEYS: Final = frozenset({("security", "admin_key"), ("security", "metrics_key")})
 
 _NO_VALUE: Final = (ValueError, LookupError, AttributeError)
 """What PyYAML raises for a text that looks like a value of some type, or is marked as one, and is
@@ -351,7 +352,9 @@ def _apply_variables(
             target = section
         try:
             # In YAML a text that begins with a star is an alias, and here nothing can be aliased.
-            value = text if text.startswith("*") else yaml.safe_load(text)
+            # What follows a number sign is a comment, which must not shorten a key.
+            plain = text.startswith("*") or (key in _KEYS and text.lstrip()[:1] not in ("'", '"'))
+            value = text.strip() if plain else yaml.safe_load(text)
         except (*_NO_VALUE, RecursionError, yaml.YAMLError):
             given = "what it is set to" if is_secret(key) else repr(text)
             problems.append(f"{name}: {given} is not a value")

@@ -79,7 +79,7 @@ def is_secret(location: tuple[Any, ...]) -> bool:
     """Return whether the value there is a secret key, which must not be shown."""
     # An address may have a password in it, where it does not belong.
     of_peer = location[:1] == ("peers",) and not {"key", "url"}.isdisjoint(location)
-    return of_peer or location[:1] == ("security",)
+    return of_peer or location[:1] == ("security",) or location[:2] == ("tracing", "endpoint")
 
 
 def place_words(

@@ -23,6 +23,7 @@ from lmx.protocol.models.checkpoint import (
 from lmx.protocol.models.kind import read_kind
 from lmx.protocol.models.safetensors import Tensor, read_tensors
 from lmx.protocol.states import ModelKind, QuantizedBits
+from lmx.supervisor.config.secret_variables import without_keys
 from lmx.supervisor.config.sources import file_hash, quantized_name
 from lmx.supervisor.fetch.conversion_form import Platform
 from lmx.supervisor.fetch.made_folder import RESULT, is_complete, locked, make_once
@@ -156,7 +157,7 @@ def _run(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         # On a CPU mlx compiles kernels into the folder of temporary files: this one is deleted.
-        env={**os.environ, "TMPDIR": str(made.parent)},
+        env={**without_keys(os.environ), "TMPDIR": str(made.parent)},
     )
     result: dict[str, Any] | None = None
     try:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.config.secret_variables import without_own_keys
 from lmx.supervisor.memory.files import whole_conversion
 from lmx.supervisor.memory.inspection import shown
-from lmx.supervisor.processes.child import without_own_keys
 
 # The supervisor's log takes it, and a command's goes to stderr: its stdout may be JSON.
 log = logging.getLogger(__name__)

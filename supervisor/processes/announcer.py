@@ -11,8 +11,8 @@ from typing import Any, Final
 import structlog
 
 from lmx.protocol.free_text import text_of
+from lmx.supervisor.config.secret_variables import without_keys
 from lmx.supervisor.mdns.announce_main import Announcement
-from lmx.supervisor.processes.child import without_keys
 
 log = structlog.get_logger()
 

@@ -2,12 +2,10 @@
 file."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -17,26 +15,15 @@ from lmx.protocol.free_text import text_of
 from lmx.protocol.host.log_files import append_to
 from lmx.protocol.host.stacks import STACKS
 from lmx.protocol.wire import codec
+from lmx.supervisor.config.secret_variables import without_keys
 from lmx.supervisor.processes.descendants import mark
 from lmx.supervisor.state.home import Home
 
 log = structlog.get_logger()
 
-_OWN_KEYS: Final = "LMX_SECURITY_"
 _PIPE_BYTES: Final = 16 * 1024
 """What every system's pipe takes without a reader. A longer spec, as one with many keys, is passed
 as a file: a child that hangs would else keep the supervisor waiting."""
-
-_SECRET: Final = re.compile(
-    rf"^{_OWN_KEYS}|(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|APIKEY|API_KEY"
-    r"|ACCESS_KEY|PRIVATE_KEY|SECRET_KEY)S?$|^OTEL_\w+_HEADERS$",
-    re.IGNORECASE,
-)
-"""The names of variables that hold a secret, as HF_TOKEN and AWS_SECRET_ACCESS_KEY do."""
-
-COLLECTOR_HEADERS: Final = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
-"""The variables with the headers for a collector of traces, a key among them. The router has them
-from its spec."""
 
 
 def start_child(
@@ -124,26 +111,6 @@ def open_log(path: Path) -> int:
     except OSError as error:
         log.warning("log.not_opened", path=str(path), error=text_of(error))
         return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-
-
-def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without secrets, as children get it: those run strangers' code and read
-    strangers' bytes. The router has lmx's own keys from its spec, and only the fetch program needs
-    the hub's token."""
-    hidden = keys(environment)
-    return {name: value for name, value in environment.items() if name not in hidden}
-
-
-def without_own_keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment as the fetch program gets it: with the hub's token, and without lmx's
-    own keys."""
-    return {name: value for name, value in environment.items() if not name.startswith(_OWN_KEYS)}
-
-
-def keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of an environment that children do not get: lmx's own keys, and whatever is
-    named like a secret."""
-    return {name: value for name, value in environment.items() if _SECRET.search(name)}
 
 
 def signal_group(pid: int, number: int) -> bool:

@@ -156,10 +156,15 @@ class _ProcessQueue:
         loop.add_reader(queue.fileno(), self._ready)
 
     def add(self, pid: int, ended: Callable[[], None]) -> None:
-        watched = self._watched.setdefault(pid, deque())
-        watched.append(ended)
-        if len(watched) == 1:
+        if pid in self._watched:
+            self._watched[pid].append(ended)
+            return
+        self._watched[pid] = deque([ended])
+        try:
             self._register(pid)
+        except OSError:
+            del self._watched[pid]  # The caller tries again.
+            raise
 
     def close(self) -> None:
         self._loop.remove_reader(self._queue.fileno())

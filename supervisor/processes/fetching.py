@@ -19,7 +19,8 @@ from lmx.protocol.errors import ErrorCode, LmxError, UnavailableError
 from lmx.protocol.host.lasting import begin
 from lmx.protocol.states import LoadPhase
 from lmx.supervisor.config.schema import ModelConfig
-from lmx.supervisor.processes.child import open_log, without_own_keys
+from lmx.supervisor.config.secret_variables import without_own_keys
+from lmx.supervisor.processes.child import open_log
 from lmx.supervisor.state.home import Home
 
 log = structlog.get_logger()

@@ -23,10 +23,10 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.specs import RescueSpec
 from lmx.protocol.states import SlotState
 from lmx.supervisor.config.schema import Config
+from lmx.supervisor.config.secret_variables import keys
 from lmx.supervisor.core.core import MACHINE, Core
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.decisions.slots import events
-from lmx.supervisor.processes.child import keys
 from lmx.supervisor.processes.patience import done_within
 
 _ORDERED: Final = "+"

@@ -18,9 +18,9 @@ from lmx.protocol.errors import ProtocolError
 from lmx.protocol.host.lasting import begin
 from lmx.protocol.wire import codec
 from lmx.supervisor.config.schema import ModelConfig
+from lmx.supervisor.config.secret_variables import without_keys
 from lmx.supervisor.core.inspect_files import question_of
 from lmx.supervisor.memory.inspection import Inspection, Question, read_answer, shown
-from lmx.supervisor.processes.child import without_keys
 from lmx.supervisor.processes.patience import done_within
 from lmx.supervisor.state.home import Home
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.supervisor.config.secret_variables import without_own_keys
 from lmx.supervisor.memory.inspection import Inspection, Question
-from lmx.supervisor.processes.child import without_own_keys
 from lmx.supervisor.processes.inspector import inspect_now
 from lmx.supervisor.state.home import Home
 

@@ -24,9 +24,9 @@ from lmx.protocol.models.sampling import PARAMETERS
 from lmx.protocol.states import MemoryWiring, ModelKind
 from lmx.protocol.wire.codec import plain
 from lmx.supervisor.config.schema import Config, ModelConfig
+from lmx.supervisor.config.secret_variables import COLLECTOR_HEADERS
 from lmx.supervisor.config.sources import folder_path
 from lmx.supervisor.core.actions import WorkerStart
-from lmx.supervisor.processes.child import COLLECTOR_HEADERS
 from lmx.supervisor.sockets.reachable import host_name, mdns_labels
 from lmx.supervisor.state.home import Home
 

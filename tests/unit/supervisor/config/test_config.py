@@ -378,6 +378,10 @@ def test_keys_may_come_by_variables_and_are_not_shown_then_either() -> None:
         with pytest.raises(OperationError) as caught:
             load_config(None, {"LMX_SECURITY_API_KEYS": text})
         assert "sk-" not in caught.value.message
+    config = load_config(None, {"LMX_SECURITY_ADMIN_KEY": f"'{KEY}'\n"})
+    assert config.security.admin_key_text == KEY
+    with pytest.raises(OperationError, match="without spaces"):  # It is no comment of YAML.
+        load_config(None, {"LMX_SECURITY_ADMIN_KEY": f"{KEY} #more"})
 
 
 def test_a_key_may_have_a_name_and_limits_of_its_own(tmp_path: Path) -> None:

@@ -61,6 +61,15 @@ def test_variables_are_named_where_they_are_wrong(tmp_path: Path) -> None:
     assert "known are LMX_API_KEY, LMX_CACHE_DIR" in unlike
 
 
+def test_no_password_of_an_address_is_shown(tmp_path: Path) -> None:
+    url = "http://joe:hunter2@machine:4318"
+    text = f"tracing: {{endpoint: '{url}'}}\npeers: [{{name: b, url: '{url}'}}]"
+    said = problems(tmp_path, text)
+    assert len(said) == 2
+    for each in said:
+        assert "password in it" in each and "hunter2" not in each
+
+
 def test_the_variables_of_clients_are_no_mistake(tmp_path: Path) -> None:
     path = tmp_path / "lmx.yaml"
     path.write_text("")

@@ -56,6 +56,7 @@ from pathlib import Path
 given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 source, target = Path(given["--source"]), Path(given["--target"])
 target.mkdir()
+assert "HF_TOKEN" not in os.environ
 for name in ("config.json", "model.safetensors"):
     (target / name).write_bytes((source / name).read_bytes())
 print(json.dumps({"phase": "convert", "fraction": 0.5, "detail": "quantizing"}))
@@ -72,6 +73,7 @@ GOOD = ending(f"print(json.dumps({{'result': {RESULT}}}))")
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(quantize, "PROGRAM", GOOD)
+    monkeypatch.setenv("HF_TOKEN", "only the hub gets it")
     return write_model(tmp_path / "model", model_type="llama")
 
 

@@ -1,6 +1,7 @@
 """The ends of processes, as Linux tells them and as macOS does."""
 
 import asyncio
+import errno
 import os
 import select
 import signal
@@ -52,6 +53,29 @@ class Gone(FakeKqueue):
 
     def add(self, pid: int) -> None:
         raise ProcessLookupError
+
+
+class FullAtFirst(FakeKqueue):
+    """The same; the system has no memory for the first process."""
+
+    failed = False
+
+    def add(self, pid: int) -> None:
+        if not self.failed:
+            self.failed = True
+            raise OSError(errno.ENOMEM, "no memory")
+        super().add(pid)
+
+
+async def test_a_process_that_could_not_be_watched_can_be_at_the_next_try(sleeper: int) -> None:
+    watch = ExitWatch(asyncio.get_running_loop(), FullAtFirst())
+    ended = asyncio.Event()
+    with pytest.raises(OSError, match="no memory"):
+        watch.watch(sleeper, None, lambda _: pytest.fail("nobody waits for it"))
+    watch.watch(sleeper, None, lambda _: ended.set())
+    os.kill(sleeper, signal.SIGTERM)
+    await asyncio.wait_for(ended.wait(), 90)
+    watch.close()
 
 
 @pytest.fixture(params=["pidfd", "kqueue"])

@@ -12,7 +12,7 @@ from lmx.protocol.messages.specs import RescueSpec
 from lmx.router.supervisor import watch
 from lmx.router.supervisor.watch import SupervisorWatch
 from lmx.supervisor.config.schema import Config
-from lmx.supervisor.processes.child import without_keys, without_own_keys
+from lmx.supervisor.config.secret_variables import without_keys, without_own_keys
 from lmx.supervisor.processes.handover import Invocation
 from lmx.supervisor.processes.hang_detection import BUSY_S, Look, Patience, Verdict, judge
 from tests.support.fakes.fake_peers import until
@@ -115,8 +115,18 @@ async def test_a_rescue_that_is_stopped_makes_room_for_another(
 def test_what_routers_run(detached: bool, background: bool, guarded: str) -> None:
     invocation = Invocation(Path("a.yaml"), detached, Config, background=background)
     keys = {"LMX_SECURITY_API_KEYS": "[k]", "LMX_SECURITY_ADMIN_KEY": "k"}
-    secrets = {**keys, "HF_TOKEN": "t", "AWS_SECRET_ACCESS_KEY": "s"}
-    others = {"PATH": "/bin", "HF_HOME": "/h", "HF_TOKEN_PATH": "/t", "TOKENIZERS_PARALLELISM": "1"}
+    named = (
+        *("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "ENCRYPTION_KEY", "GITHUB_PAT"),
+        *("PGPASSWORD", "MYSQL_PWD", "SSHPASS", "DB_PASS", "SENTRY_DSN", "DATABASE_URL"),
+    )
+    secrets = {**keys, **dict.fromkeys(named, "s")}
+    others = dict.fromkeys(
+        (
+            *("PATH", "PWD", "OLDPWD", "HF_HOME", "HF_ENDPOINT", "HF_TOKEN_PATH"),
+            *("TOKENIZERS_PARALLELISM", "OTEL_EXPORTER_OTLP_CLIENT_KEY"),
+        ),
+        "o",
+    )
     assert without_keys(secrets | others) == others
     assert "HF_TOKEN" in without_own_keys(secrets)
     assert without_own_keys(secrets).keys().isdisjoint(keys)

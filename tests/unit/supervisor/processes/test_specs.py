@@ -23,9 +23,9 @@ from lmx.protocol.models.ranks import Parallel
 from lmx.protocol.states import ModelKind
 from lmx.protocol.wire import codec
 from lmx.supervisor.config.schema import Config
+from lmx.supervisor.config.secret_variables import COLLECTOR_HEADERS
 from lmx.supervisor.core.actions import WorkerStart
 from lmx.supervisor.memory.plan import MemoryPlan
-from lmx.supervisor.processes.child import COLLECTOR_HEADERS
 from lmx.supervisor.processes.handover import Invocation
 from lmx.supervisor.processes.specs import router_spec, worker_spec
 from lmx.supervisor.state.home import Home
