@@ -31,7 +31,7 @@ def own_fingerprint(path: Path) -> str:
         except FileNotFoundError:
             text = _made()
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            atomic_write(path, text)
+            atomic_write(path, text, lasting=True)
     end = "-----END CERTIFICATE-----"
     try:
         found = ssl.PEM_cert_to_DER_cert(text.partition(end)[0] + end)

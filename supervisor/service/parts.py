@@ -396,9 +396,12 @@ def _follow_changes(
 ) -> None:
     """Have the parts follow a changed configuration."""
 
-    def set_budget(change: Change, _now_s: float) -> None:
+    def set_budget_and_router(change: Change, now_s: float) -> None:
+        new_bytes = base.ledger.budget_bytes
         if change.new.memory != change.old.memory:
-            base.ledger.budget_bytes = _budget_bytes(change.new)
+            new_bytes = _budget_bytes(change.new)
+        guard.reconfigured(change, now_s)
+        base.ledger.budget_bytes = new_bytes
 
     def follow_logs(change: Change, _now_s: float) -> None:
         if change.new.logs != change.old.logs:
@@ -416,11 +419,10 @@ def _follow_changes(
         if change.new.peers != change.old.peers:
             publish(base.peers.list)
 
-    # The router comes first because only it can refuse a change. The core comes after the budget
-    # because it places models by it.
+    # The first refuses a change if the memory can't be read or the router can't follow. The core
+    # comes after the budget because it places models by it.
     base.settings.on_change(
-        guard.reconfigured,
-        set_budget,
+        set_budget_and_router,
         core.reconfigured,
         follow_logs,
         record_launch,

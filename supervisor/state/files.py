@@ -123,7 +123,7 @@ def read_admin_key(path: Path, notify: Callable[[str], None] = discard_notice) -
         aside = quarantine_file(path)
         notify(f"{path} had no key: it was set aside as {aside.name}, and a new key was made")
     key = _PREFIX + secrets.token_urlsafe(32)
-    atomic_write(path, key + "\n")
+    atomic_write(path, key + "\n", lasting=True)
     return key
 
 

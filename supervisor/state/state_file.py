@@ -82,18 +82,19 @@ class StateFile(Generic[_T]):
             return
         self._report(f"{self.path} {why}: it was set aside as {aside.name}")
 
-    def save(self, values: Any) -> None:
+    def save(self, values: Any, *, lasting: bool = False) -> None:
         """Write the file completely or not at all, and make its folder. Only the owner can read the
-        file. Raises ``OSError``."""
+        file. With ``lasting`` that holds in a power cut too. Raises ``OSError``."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self.unread:
             self._keep_unread()
-        atomic_write(self.path, json.dumps(values, indent=1, sort_keys=False))
+        text = json.dumps(values, indent=1, sort_keys=False)
+        atomic_write(self.path, text, lasting=lasting)
 
     def save_or_refuse(self, values: Any) -> None:
-        """Do what :meth:`save` does, and raise :class:`OperationError` if it fails."""
+        """Do what a lasting :meth:`save` does, and raise :class:`OperationError` if it fails."""
         try:
-            self.save(values)
+            self.save(values, lasting=True)
         except OSError as error:
             raise OperationError(
                 ErrorCode.INTERNAL,

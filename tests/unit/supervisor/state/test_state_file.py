@@ -23,7 +23,7 @@ from lmx.supervisor.inventory.download_records import DownloadFile
 from lmx.supervisor.keys.file import KeyFile, StoredKeys
 from lmx.supervisor.memory.measured import Measured
 from lmx.supervisor.sockets.client import supervisor_runs
-from lmx.supervisor.state import process_records, state_file
+from lmx.supervisor.state import atomic_write, process_records, state_file
 from lmx.supervisor.state.files import Holds, Pins, read_admin_key
 from lmx.supervisor.state.home import Home
 from lmx.supervisor.state.process_records import Records, SupervisorLock
@@ -180,6 +180,25 @@ def test_writing_goes_around_what_is_in_the_way(kind: str, tmp_path: Path) -> No
         put_bad(tmp_path / name, kind)
     assert Pins(tmp_path / "pins.json").save({"a": True}) is None
     assert Pins(tmp_path / "pins.json").load() == {"a": True}
+
+
+def test_keys_are_on_the_disk_before_they_take_the_place_of_the_former_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut may leave an empty file, with which all keys are gone."""
+    synced: list[dict[str, str]] = []
+    monkeypatch.setattr(
+        atomic_write,
+        "sync",
+        lambda _: synced.append({each.name: each.read_text() for each in tmp_path.iterdir()}),
+    )
+    path = tmp_path / "keys.json"
+    KeyFile(path).save(StoredKeys())
+    assert synced == [{"keys.new": path.read_text()}]
+    key = read_admin_key(tmp_path / "admin.key")
+    assert synced[1]["admin.new"] == f"{key}\n" and "admin.key" not in synced[1]
+    Holds(tmp_path / "holds.json").save(["a"])
+    assert len(synced) == 2, "the rest is written often, or soon out of date"
 
 
 def test_folders_of_lmxs_own_are_folders(tmp_path: Path) -> None:
