@@ -8,12 +8,14 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from lmx.protocol.errors import ErrorCode, OperationError
+from lmx.protocol.host.lasting import in_daemon_thread
 from lmx.supervisor.config.secret_variables import without_own_keys
 from lmx.supervisor.memory.files import whole_conversion
 from lmx.supervisor.memory.inspection import shown
@@ -25,8 +27,12 @@ _SCAN_S: Final = 60.0
 _DELETE_S: Final = 3600.0
 """Whatever is large takes long to delete on a slow disk, and half of it deleted helps nobody."""
 
+_scanning: Final = threading.Lock()
+
 _MOST_LINES: Final = 20
 _MOST_CHARACTERS: Final = 500
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +108,38 @@ async def delete_from_hub(repo_id: str, commits: Sequence[str]) -> int:
 
 
 async def scan_conversions(models: Path) -> list[Conversion]:
-    """Return the complete folders that lmx has made of other models."""
-    return await asyncio.to_thread(_conversions, models)
+    """Return the complete folders that lmx has made of other models. Raises
+    :class:`OperationError` if the disk does not answer."""
+    return await _within(_SCAN_S, _conversions, models, done="read")
 
 
 async def delete_folder(folder: Path) -> int:
     """Delete a folder of lmx's own. Returns the bytes that this frees on the disk, 0 if there is no
     such folder. Raises :class:`OperationError`."""
-    return await asyncio.to_thread(_delete_folder, folder)
+    return await _within(_DELETE_S, _delete_folder, folder, done="deleted")
+
+
+async def _within(within_s: float, work: Callable[[Path], _T], folder: Path, done: str) -> _T:
+    # The folder may be a link to a disk that does not answer, which keeps a thread for as long.
+    try:
+        async with asyncio.timeout(within_s):
+            return await in_daemon_thread(work, folder)
+    except TimeoutError as error:
+        raise OperationError(
+            ErrorCode.INTERNAL,
+            f"{folder} was not {done} within {within_s:g} s: is its disk there?",
+        ) from error
 
 
 def _conversions(models: Path) -> list[Conversion]:
-    found = map(_conversion, sorted(models.glob("*")))
-    return [made for made in found if made is not None]
+    # One that hangs keeps one thread: those of later scans give up.
+    if not _scanning.acquire(timeout=_SCAN_S):
+        raise TimeoutError
+    try:
+        found = map(_conversion, sorted(models.glob("*")))
+        return [made for made in found if made is not None]
+    finally:
+        _scanning.release()
 
 
 def _conversion(folder: Path) -> Conversion | None:

@@ -1,7 +1,9 @@
 """What on a disk is a model, whose it is, and what goes when it is deleted."""
 
+import asyncio
 import json
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from lmx.supervisor.inventory.download_records import Download
 from lmx.supervisor.inventory.on_disk import DeletionPlan, Served, available, plan_deletion, users
 from lmx.supervisor.memory.files import STAMP_NAME, file_sizes
 from lmx.supervisor.sockets import remote
+from tests.support.fakes.fake_peers import until
 
 ROOT = Path("/cache/models--org--m")
 MAIN = Snapshot("a" * 40, ("main",), ROOT / "snapshots" / ("a" * 40), None)
@@ -177,6 +180,34 @@ async def test_a_deletion_may_take_longer_than_a_look(
     monkeypatch.setattr(disk, "_DELETE_S", 0.0)
     with pytest.raises(OperationError, match="not cleared of org/m within 0 s"):
         await disk.delete_from_hub("org/m", ())
+
+
+async def test_a_disk_that_does_not_answer_keeps_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, asked = threading.Event(), list[Path]()
+
+    def hangs(folder: Path) -> None:
+        asked.append(folder)
+        answers.wait(60)
+
+    (tmp_path / "made").mkdir()
+    monkeypatch.setattr(disk, "_conversion", hangs)
+    monkeypatch.setattr(disk, "_delete_folder", hangs)
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "_SCAN_S", 0.05)
+        patch.setattr(disk, "_DELETE_S", 0.05)
+        for _ in range(3):
+            with pytest.raises(OperationError, match="not read within"):
+                await disk.scan_conversions(tmp_path)
+            await until(lambda: len(asked) == 1)
+        with pytest.raises(OperationError, match="not deleted within"):
+            await disk.delete_folder(tmp_path / "made")
+        await until(lambda: len(asked) == 2)
+    # The loop's own threads, which it waits for at its end, are free.
+    await asyncio.wait_for(asyncio.get_running_loop().shutdown_default_executor(), 60)
+    answers.set()
+    assert await disk.scan_conversions(tmp_path) == []
 
 
 async def test_what_can_not_be_listed_is_in_the_log(
