@@ -35,6 +35,8 @@ from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
 
 PROMPT = [40, 41, 42, 43]
+QUANTIZED = "llama-64"
+"""It is served with keys and values of 8 bits."""
 PENALTIES = SequenceSampling(
     0.8, seed=7, repetition_penalty=1.2, frequency_penalty=0.4, presence_penalty=0.2
 )
@@ -100,7 +102,8 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], EngineRu
 
     def get(kind: str) -> EngineRunner:
         if kind not in made:
-            made[kind] = EngineRunner(spec_of(make_tiny_model(root / kind, kind)))
+            bits = 8 if kind == QUANTIZED else None
+            made[kind] = EngineRunner(spec_of(make_tiny_model(root / kind, kind), kv_bits=bits))
         return made[kind]
 
     return get
@@ -141,7 +144,7 @@ def test_a_row_is_the_same_in_fewer_steps(
     assert steps <= 50 * 3 / 10 + 3
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3"])
+@pytest.mark.parametrize("kind", ["llama", "gemma3", QUANTIZED])
 def test_rows_that_join_and_leave_are_the_same(
     runner: Callable[[str], EngineRunner], kind: str
 ) -> None:
@@ -175,6 +178,18 @@ def test_no_row_gets_more_than_it_asked_for(
 ) -> None:
     tokens = runner("llama").alone(PROMPT, GREEDY, max_tokens, constraint=Bursts(10, 2))
     assert len(tokens) == max_tokens
+
+
+def test_no_row_of_several_buckets_gets_more_than_it_asked_for(
+    runner: Callable[[str], EngineRunner],
+) -> None:
+    in_turns = runner("gemma2")
+    rows = [
+        in_turns.admit(PROMPT, GREEDY, max_tokens, constraint=Bursts(5, 1))
+        for max_tokens in (2, 3, 9)
+    ]
+    in_turns.finish()
+    assert [len(in_turns.tokens[row]) for row in rows] == [2, 3, 9]
 
 
 def test_nothing_is_fed_behind_an_end(runner: Callable[[str], EngineRunner]) -> None:

@@ -134,7 +134,10 @@ class DecodeBuckets:
         else:
             made = DecodeStep(())
             for each in stepped:
-                made = _both(made, _both(each.step(), each.flush()))
+                made = _both(made, each.step())
+                # A row that has all of its tokens is still there until the caller removes it.
+                if all(row.left_tokens > 0 for row in each.rows):
+                    made = _both(made, each.flush())
         took_s = time.perf_counter() - began_s
         if bucket is not in_turn[0]:
             took_s, self._change_s = took_s + self._change_s, 0.0

@@ -106,6 +106,12 @@ class BatchQuantizedCache(BatchQuantizedKVCache):  # type: ignore[misc]  # mlx-v
         keys = self.state[0]
         return 0 if keys is None else int(keys[0].shape[2])
 
+    @property
+    def nbytes(self) -> int:
+        """How much memory it takes."""
+        parts = () if self.keys is None else (*self.keys, *self.values)
+        return sum(part.nbytes for part in parts)
+
     def extract(self, idx: int) -> QuantizedCache:
         """Return a copy of one row."""
         self.bits = self.packing.bits
