@@ -51,7 +51,9 @@ class PromptLookup:
             parts = (self._tokens[first - size + n : end - size + n] for n in range(size))
             # A long prompt is indexed in one go, between two tokens.
             self._continued_at.update(zip(zip(*parts, strict=True), range(first, end), strict=True))
-        for old in range(max(0, begin - self._indexed_tokens), end - self._indexed_tokens):
+        # What was never indexed is not there to be forgotten.
+        ended = min(begin, end - self._indexed_tokens)
+        for old in range(max(0, begin - self._indexed_tokens), ended):
             for ngram in self._ngrams_before(old):
                 if self._continued_at.get(ngram) == old:
                     del self._continued_at[ngram]

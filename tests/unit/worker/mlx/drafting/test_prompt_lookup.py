@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,6 +51,21 @@ def test_it_does_not_matter_how_tokens_arrive(tokens: list[int], data: st.DataOb
     parts.extend(tokens[:cut])
     parts.extend(tokens[cut:])
     assert whole.propose(4) == parts.propose(4)
+
+
+def test_what_was_never_indexed_is_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All other rows wait while a long prompt is indexed."""
+    lookup, searched_before = PromptLookup(3, 10), list[int]()
+
+    def search(end: int) -> Sequence[tuple[int, ...]]:
+        searched_before.append(end)
+        return ()
+
+    monkeypatch.setattr(lookup, "_ngrams_before", search)
+    lookup.extend(range(1000))
+    assert searched_before == []
+    lookup.extend([1, 2])
+    assert searched_before == [990, 991]
 
 
 def test_the_longest_ngram_decides() -> None:
