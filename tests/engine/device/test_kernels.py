@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lmx.worker.mlx.device import kernels
 from lmx.worker.mlx.device.kernels import Kernels
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mlx compiles no kernels elsewhere")
@@ -60,3 +61,25 @@ def test_what_no_load_has_used_is_not_kept(tmp_path: Path) -> None:
     (kept / "libwhole.so").write_bytes(b"whole")
     Kernels(made, kept).fetch()
     assert sorted(path.name for path in made.iterdir()) == ["libcut.so", "libwhole.so"]
+
+
+def test_a_copy_that_a_killed_worker_left_is_nobodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, kept = tmp_path / "made", tmp_path / "kept"
+    made.mkdir()
+    kept.mkdir(mode=0o700)
+    for name in (".4711-libcut.so", ".1-libnew.so", "libwhole.so"):
+        (kept / name).write_bytes(b"some")
+    os.utime(kept / ".4711-libcut.so", (0, 0))
+    Kernels(made, kept).fetch()
+    assert [path.name for path in made.iterdir()] == ["libwhole.so"]
+    (made / "libown.so").write_bytes(b"own")
+    monkeypatch.setattr(kernels, "_loaded", lambda _: [made / "libown.so"])
+    monkeypatch.setattr(kernels, "_MOST_KERNELS", 2)
+    Kernels(made, kept).save()
+    assert sorted(path.name for path in kept.iterdir()) == [
+        ".1-libnew.so",
+        "libown.so",
+        "libwhole.so",
+    ]

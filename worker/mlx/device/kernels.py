@@ -15,6 +15,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,9 @@ log = structlog.get_logger()
 
 _MOST_KERNELS: Final = 2_000
 """Of one version of mlx. A model has some dozens, most of which others have too."""
+
+_ABANDONED_S: Final = 3600
+"""The copy of a kernel that has been under way for longer belongs to a worker that was killed."""
 
 
 class Kernels:
@@ -43,7 +47,7 @@ class Kernels:
             if not _is_ours(self._kept):
                 return
             self._made.mkdir(parents=True, exist_ok=True)
-            fetched = sum(_copied(each, self._made) for each in self._kept.glob("*.so"))
+            fetched = sum(_copied(each, self._made) for each in self._kept.glob("[!.]*.so"))
             log.info("kernels.fetched", kernels=fetched)
 
     def save(self) -> None:
@@ -52,7 +56,10 @@ class Kernels:
         with contextlib.suppress(OSError):
             self._kept.mkdir(mode=0o700, parents=True, exist_ok=True)
             if loaded and _is_ours(self._kept):
-                free = _MOST_KERNELS - sum(1 for _ in self._kept.iterdir())
+                for partial in self._kept.glob(".*"):
+                    if time.time() - partial.stat().st_mtime > _ABANDONED_S:
+                        partial.unlink(missing_ok=True)
+                free = _MOST_KERNELS - sum(1 for _ in self._kept.glob("[!.]*.so"))
                 kept = sum(_copied(each, self._kept) for each in loaded[: max(0, free)])
                 log.info("kernels.saved", kernels=kept)
 
@@ -84,7 +91,10 @@ def _copied(kernel: Path, folder: Path) -> bool:
     target = folder / kernel.name
     if target.exists():
         return False
-    partial = folder / f".{os.getpid()}-{kernel.name}"[:250]
+    # Processes of several containers may have the same pid.
+    descriptor, name = tempfile.mkstemp(prefix=".", dir=folder)
+    os.close(descriptor)
+    partial = Path(name)
     try:
         shutil.copyfile(kernel, partial)
         partial.replace(target)

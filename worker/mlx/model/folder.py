@@ -1,6 +1,5 @@
 """What the configuration files of a model folder say about serving the model."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,12 @@ from typing import Any
 import structlog
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.protocol.models.checkpoint import CheckpointConfig, read_checkpoint_config
+from lmx.protocol.host.regular_file import parse_json, read_regular
+from lmx.protocol.models.checkpoint import (
+    CONFIG_LIMIT_BYTES,
+    CheckpointConfig,
+    read_checkpoint_config,
+)
 from lmx.protocol.models.sampling import PARAMETERS, Parameter, SamplingParameters
 
 log = structlog.get_logger()
@@ -89,9 +93,13 @@ def effective_context(
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = parse_json(read_regular(path, CONFIG_LIMIT_BYTES))
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID, f"{path} can't be read: {error.strerror or error}"
+        ) from error
     except ValueError as error:
         raise OperationError(
             ErrorCode.MODEL_SOURCE_INVALID, f"{path} is not JSON: {error}"

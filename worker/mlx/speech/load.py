@@ -1,6 +1,5 @@
 """Bringing a folder with a Whisper into memory."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +10,8 @@ from mlx_audio.stt.models.whisper.whisper import Model, ModelDimensions
 from transformers import AutoTokenizer
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.protocol.models.checkpoint import weight_files
+from lmx.protocol.host.regular_file import parse_json, read_regular
+from lmx.protocol.models.checkpoint import CONFIG_LIMIT_BYTES, weight_files
 from lmx.protocol.states import ModelKind
 from lmx.worker.engine.interfaces import LoadReporter
 from lmx.worker.mlx.memory.speech import computing_bytes
@@ -119,7 +119,7 @@ def _named_heads(settings: Mapping[str, Any]) -> list[tuple[int, int]]:
 
 def _generation_settings(folder: Path) -> Mapping[str, Any]:
     try:
-        settings = json.loads((folder / "generation_config.json").read_bytes())
+        settings = parse_json(read_regular(folder / "generation_config.json", CONFIG_LIMIT_BYTES))
     except (OSError, ValueError):
         return {}
     return settings if isinstance(settings, dict) else {}
