@@ -225,6 +225,7 @@ class Exchange:
         self._pid = pid
         self._wait_s = _FIRST_CHECK_S
         self._checked_s = time.monotonic()
+        self._next_check_s = self._checked_s + _FIRST_CHECK_S
         self._processor_wait: ProcessorWait | None = None
 
     @property
@@ -236,11 +237,12 @@ class Exchange:
         """Send the bytes of an object that has a buffer."""
         rest = memoryview(data).cast("B")
         while rest.nbytes:
+            self._check_if_due()
             self._socket.settimeout(self._wait_s)
             try:
                 rest = rest[self._socket.send(rest) :]
             except TimeoutError:
-                self._check()
+                continue
             except OSError as error:
                 raise ChildEndedError from error
 
@@ -253,11 +255,11 @@ class Exchange:
     def read_into(self, rest: memoryview) -> None:
         """Fill a buffer of single bytes with the next bytes of the reply."""
         while rest.nbytes:
+            self._check_if_due()
             self._socket.settimeout(self._wait_s)
             try:
                 count = self._socket.recv_into(rest)
             except TimeoutError:
-                self._check()
                 continue
             except OSError as error:
                 raise ChildEndedError from error
@@ -265,10 +267,13 @@ class Exchange:
                 raise ChildEndedError
             rest = rest[count:]
 
-    def _check(self) -> None:
-        """Check the process, which takes long."""
-        self._wait_s = _CHECK_INTERVAL_S
+    def _check_if_due(self) -> None:
+        """Check the process, which takes long, whether it is silent or sends byte after byte."""
         now = time.monotonic()
+        if now < self._next_check_s:
+            return
+        self._wait_s = _CHECK_INTERVAL_S
+        self._next_check_s = now + _CHECK_INTERVAL_S
         if self._processor_wait is None:
             self._processor_wait = ProcessorWait(self._pid)
             return

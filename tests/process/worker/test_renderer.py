@@ -2,18 +2,20 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from typing import cast
 
 import psutil
 import pytest
 
 from lmx.protocol.errors import ErrorCode, UnavailableError
-from lmx.worker.isolation.child import ChildEndedError, Exchange
+from lmx.worker.isolation.child import ChildEndedError, ChildTimeoutError, Exchange
 from lmx.worker.templates.renderer import (
     Renderer,
     RenderingEndedError,
@@ -166,6 +168,30 @@ def test_a_process_that_stands_still_in_its_end_is_replaced_too(
     monkeypatch.setattr(Exchange, "send", sending)
     assert renderer.render("{{ a }}", {"a": 1}, AMPLE_BYTES) == "1"
     assert killed and renderer.pid not in killed
+
+
+class Dripping:
+    """A socket on which there is always another byte."""
+
+    def __init__(self) -> None:
+        self.until_s = time.monotonic() + DEADLINE_S
+
+    def settimeout(self, _: float) -> None: ...
+
+    def recv_into(self, rest: memoryview) -> int:
+        assert time.monotonic() < self.until_s, "it has been read for ever"
+        return 1
+
+    def send(self, data: memoryview) -> int:
+        return self.recv_into(data)
+
+
+def test_a_process_that_sends_byte_after_byte_has_the_same_time() -> None:
+    for transfer in (Exchange.read_into, Exchange.send):
+        exchange = Exchange(0.1, AMPLE_BYTES << 10)
+        exchange.connect(cast(socket.socket, Dripping()), os.getpid())
+        with pytest.raises(ChildTimeoutError):
+            transfer(exchange, memoryview(bytearray(1 << 30)))
 
 
 def test_a_request_whose_processes_break_is_refused_and_no_other(
