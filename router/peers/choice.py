@@ -64,7 +64,10 @@ def ranked(candidates: Iterable[Candidate], blocks: int) -> tuple[tuple[Candidat
     """Return the candidates that can answer, the best first. ``blocks`` is how many the request's
     text has."""
     found = [(one, rank) for one in candidates if (rank := _rank(one, blocks)) is not None]
-    return tuple(sorted(found, key=lambda each: _order(each[0], each[1], blocks)))
+    known = [one.tokens_per_s for one, _ in found if one.tokens_per_s]
+    # One whose speed is not known yet counts as fast as the others are on average.
+    usual = sum(known) / len(known) if known else 1.0
+    return tuple(sorted(found, key=lambda each: _order(each[0], each[1], blocks, usual)))
 
 
 def _rank(one: Candidate, blocks: int) -> Rank | None:
@@ -83,9 +86,11 @@ def _rank(one: Candidate, blocks: int) -> Rank | None:
     return Rank.FITS if fits else Rank.EVICTS
 
 
-def _order(one: Candidate, rank: Rank, blocks: int) -> tuple[float | str, ...]:
+def _order(
+    one: Candidate, rank: Rank, blocks: int, usual_tokens_per_s: float
+) -> tuple[float | str, ...]:
     prefix = one.held_blocks * _STEPS // blocks if rank is Rank.PREFIX and blocks else 0
     evicted = (one.needed_bytes or 0) - one.free_bytes if rank is Rank.EVICTS else 0
     # A faster machine with as many requests is less busy.
-    busy = (one.running / one.rows) / (one.tokens_per_s or 1.0) if one.running else 0.0
+    busy = one.running / one.rows / (one.tokens_per_s or usual_tokens_per_s)
     return (rank, one.place, -prefix, evicted, busy, not one.own, one.machine)

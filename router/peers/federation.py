@@ -526,11 +526,12 @@ class Federation:
         there: dict[Candidate, Target | None] = {}
         running = self._own.running(directory)
         state = directory.snapshot
+        loads = self._own.loads(state)
         for place, view in enumerate(() if self._own.name in tried else found.own):
-            model = offered(view)
+            model = replace(offered(view), tokens_per_s=self._own.speed(view.model_id))
             count = running[view.base or view.model_id]
             held = longest(hashes(view.model_id), self._own.held(view))
-            can_load = model.available and not state.no_loads and not state.stopping
+            can_load = model.available and loads and not state.stopping
             candidate = _candidate(
                 self._own.name, model, place, count, held, state.free_bytes, can_load, own=True
             )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from lmx.protocol.messages.keys import ApiKey
-from lmx.protocol.messages.snapshot import ModelView
+from lmx.protocol.messages.snapshot import ModelView, Snapshot
 from lmx.protocol.states import MediaKind, ModelKind, SlotState, WorkerState
 from lmx.router.peers.machine import MachineState, OfferedModel, digest_of, prefixes_text
 from lmx.router.peers.prefixes import PrefixBook
@@ -24,7 +24,7 @@ class OwnMachine:
     """Knows the models of this machine, and which beginnings of conversations their workers have
     computed. Used from one event loop only.
 
-    ``directory`` returns the models, ``loads`` whether the supervisor answers, so that it could
+    ``directory`` returns the models, ``alive`` whether the supervisor answers, so that it could
     load one, ``running`` how many requests are under way by model, and ``speed`` that of a model's
     last answer.
     """
@@ -34,16 +34,16 @@ class OwnMachine:
         name: str,
         version: str,
         directory: Callable[[], Directory | None],
-        loads: Callable[[], bool],
+        alive: Callable[[], bool],
         running: Callable[[], Mapping[str, int]],
         speed: Callable[[str], float | None],
     ) -> None:
         self.name = name
         self._version = version
         self._directory = directory
-        self._loads = loads
+        self._alive = alive
         self._running = running
-        self._speed = speed
+        self.speed = speed
         self._books: dict[str, tuple[str, PrefixBook]] = {}
         """The book of each model with the instance that it is about: another one has computed
         nothing."""
@@ -72,6 +72,10 @@ class OwnMachine:
         instance, book = self._books.get(model.model_id, ("", None))
         return frozenset() if book is None or instance != ready_instance(model) else book.held
 
+    def loads(self, snapshot: Snapshot) -> bool:
+        """Return whether models can be loaded here now."""
+        return not snapshot.no_loads and self._alive()
+
     def running(self, directory: Directory) -> Counter[str]:
         """Return how many requests are under way for each model with a worker of its own."""
         found: Counter[str] = Counter()
@@ -94,7 +98,7 @@ class OwnMachine:
             version=self._version,
             free_bytes=0 if snapshot is None else snapshot.free_bytes,
             budget_bytes=0 if snapshot is None else snapshot.budget_bytes,
-            loads=snapshot is not None and not snapshot.no_loads and self._loads(),
+            loads=snapshot is not None and self.loads(snapshot),
             drained=snapshot is None or snapshot.stopping or snapshot.drained,
             digest=digest_of(models),
             models=models,
@@ -104,7 +108,7 @@ class OwnMachine:
         return replace(
             offered(view),
             running=running.get(view.base or view.model_id, 0),
-            tokens_per_s=self._speed(view.model_id),
+            tokens_per_s=self.speed(view.model_id),
             prefixes=prefixes_text(self.held(view), len(self._books)),
         )
 

@@ -71,6 +71,8 @@ def test_the_table_from_its_first_row_to_its_last() -> None:
             replace(IDLE, running=2, tokens_per_s=80.0),
             replace(IDLE, machine="a", running=1, tokens_per_s=20.0),
         ),
+        # One whose speed is not known counts as fast as the others are.
+        (replace(IDLE, running=1), replace(IDLE, machine="a", running=2, tokens_per_s=80.0)),
         # No hop where there is no reason for one.
         (replace(IDLE, own=True, machine="z"), IDLE),
         # A route's first model before its others, within a row of the table.

@@ -17,6 +17,7 @@ from lmx.protocol.messages.tasks import TaskFinished, Vectors
 from lmx.protocol.states import MediaKind, ModelKind
 from lmx.protocol.wire.codec import to_map
 from lmx.router.authorities import Authorities
+from lmx.router.metrics.requests import RequestMetrics
 from lmx.router.peers import federation as federation_module
 from lmx.router.peers import link as peer_link
 from lmx.router.peers import relay
@@ -24,6 +25,7 @@ from lmx.router.peers.forwarded import read_record
 from lmx.router.peers.link import PeerLink
 from lmx.router.peers.machine import MachineState, OfferedModel
 from lmx.router.supervisor import queries
+from lmx.router.supervisor.link import SupervisorLink
 from tests.support.fakes.fake_peers import (
     FakeStream,
     cold,
@@ -607,6 +609,32 @@ async def test_a_busy_machine_sends_new_conversations_to_an_idle_one() -> None:
         assert len(b.worker.streams) == 1
         # What can't be loaded here is answered where it is loaded.
         await a.publish(cold(MODEL), no_loads="the machine's memory runs out")
+        async with a.chat() as response:
+            assert response.headers["X-Lmx-Machine"] == "b"
+
+
+async def test_the_machine_with_less_to_do_for_its_speed_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fast: list[RequestMetrics] = []
+    monkeypatch.setattr(
+        RequestMetrics, "last_tokens_per_s", lambda one, _: 80.0 if one in fast else 20.0
+    )
+    async with federation("ab") as (a, b):
+        fast.append(a.router.metrics)
+        for rig in (a, b):
+            await rig.publish(ready(MODEL, INSTANCE, created_s=1, max_rows=4))
+        for rig in (a, a, b):
+            await with_model_running(rig)
+        await asked(a)
+        async with a.chat() as response:
+            assert response.headers["X-Lmx-Machine"] == "a"
+        await with_model_running(b)
+        # Without a supervisor nothing can be loaded: not even a machine that is full is behind.
+        await a.publish(cold(MODEL))
+        await b.publish(ready(MODEL, INSTANCE, created_s=1, max_rows=1))
+        await asked(a)
+        monkeypatch.setattr(SupervisorLink, "alive", property(lambda _: False))
         async with a.chat() as response:
             assert response.headers["X-Lmx-Machine"] == "b"
 
