@@ -38,8 +38,10 @@ WAITING = (
     "tests/process/requests/",
     "tests/process/faults/",
     "tests/process/",
+    "tests/unit/router/",
 )
-"""Folders of tests that wait for processes, those of long tests first."""
+"""Folders of tests that wait for processes, and for deadlines of the router, those of long tests
+first."""
 
 COMPUTING = (
     "tests/engine/ranks/",
@@ -96,7 +98,7 @@ def folders_of(place: int, processes: int) -> tuple[str, ...]:
     if computes_first(place, processes):
         return ("tests/engine/", "tests/unit/", "tests/wire/")
     # The clients of tests/e2e take as long to import as all of tests/process, and are few units.
-    return ("tests/e2e/", "tests/process/") if place < 2 else ("tests/process/",)
+    return ("tests/process/", "tests/e2e/" if place < 2 else "tests/unit/router/")
 
 
 def within(path: str, folders: tuple[str, ...]) -> bool:
