@@ -1,9 +1,11 @@
 """Quantizing of tiny models, and the measure of it."""
 
 import errno
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -12,6 +14,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.models.safetensors import read_tensors
 from lmx.protocol.states import ModelKind, QuantizedBits
 from lmx.worker.mlx.model.library import open_checkpoint
+from lmx.worker.mlx.quantizing import convert
 from lmx.worker.mlx.quantizing.convert import quantize_folder
 from lmx.worker.mlx.quantizing.main import failure
 from lmx.worker.mlx.quantizing.perplexity import perplexity
@@ -54,6 +57,30 @@ def test_a_model_of_text(
     assert 0.5 * VOCABULARY < before < 2 * VOCABULARY
     assert abs(after / before - 1) < 0.2
     assert tokens == 512, "no more than its context"
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "expected"),
+    [
+        ("qwen3_moe", {"moe_intermediate_size": 64}, {"embed_tokens": 6, "lm_head": 6, "gate": 8}),
+        ("llama", {"tie_word_embeddings": True}, {"embed_tokens": 6}),
+    ],
+)
+def test_the_mixed_form_keeps_what_matters_most(
+    kind: str, more: dict[str, Any], expected: dict[str, int], tmp_path: Path
+) -> None:
+    """Also what a model's class keeps in the other forms, such as the routers of experts."""
+    module = importlib.import_module(f"mlx_lm.models.{kind}")
+    config = json.loads((make_text_model(tmp_path, kind) / "config.json").read_text()) | more
+    model = module.Model(module.ModelArgs.from_dict(config))
+    _, written = convert._quantized(model, config, QuantizedBits.MIXED, text=True)
+    bits = {
+        name.rpartition(".")[2]: each["bits"]
+        for name, each in written["quantization"].items()
+        if isinstance(each, dict)
+    }
+    assert bits.items() >= expected.items()
+    assert bits["q_proj"] == 4 and (kind == "qwen3_moe" or bits["down_proj"] == 6)
 
 
 def test_a_full_disk_is_said_as_such(tmp_path: Path) -> None:

@@ -9,10 +9,9 @@ from typing import Any, Final
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm import utils as lm
-from mlx_lm.convert import mixed_quant_predicate_builder as lm_recipe
 from mlx_vlm import quant_utils as vlm_quantization
 from mlx_vlm import utils as vlm
-from mlx_vlm.convert import mixed_quant_predicate_builder as vlm_recipe
+from mlx_vlm.convert import mixed_quant_predicate_builder
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.regular_file import parse_json, read_regular
@@ -25,8 +24,12 @@ from lmx.worker.mlx.model.readable import FolderChanges, readable
 
 GROUP_WEIGHTS: Final = 64
 RECIPE: Final = "mixed_4_6"
-"""Of both libraries: 4 bits, and 6 for the output, and for the values and the last matrices of the
-feed-forward parts in half of the layers."""
+"""Of mlx-vlm: 4 bits, and 6 for the embeddings, for the output, and for the values and the last
+matrices of the feed-forward parts in half of the layers. That of mlx-lm knows no output that is the
+embeddings, as small models have it."""
+
+_Predicate = Callable[[str, Any], Any]
+"""Takes a weight's path and its module. Returns whether it is quantized, or how."""
 
 _KEPT: Final = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "README.md")
 """What a folder has besides weights and is copied as it is."""
@@ -83,23 +86,18 @@ def _set_types(model: Any) -> None:
 def _quantized(
     model: Any, config: Mapping[str, Any], bits: QuantizedBits, *, text: bool
 ) -> tuple[Any, dict[str, Any]]:
-    width, predicate = 4, None
+    recipe = None
     if bits is QuantizedBits.MIXED:
         try:
-            if text:
-                predicate = lm_recipe(RECIPE, model, GROUP_WEIGHTS)
-            else:
-                predicate = vlm_recipe(RECIPE, model)
+            recipe = mixed_quant_predicate_builder(RECIPE, model)
         except ValueError as error:
             raise OperationError(
                 ErrorCode.CONVERSION_FAILED,
                 f"the recipe {RECIPE} does not know the layers of this model ({error}): quantize "
                 "it to 4 or 8 bits",
             ) from error
-    else:
-        width = int(bits)
-        if not text:
-            predicate = _unless_media(getattr(model, "quant_predicate", None))
+    width = 4 if recipe else int(bits)
+    predicate = _predicate(getattr(model, "quant_predicate", None), recipe)
     quantize = lm.quantize_model if text else vlm_quantization.quantize_model
     quantized: tuple[Any, dict[str, Any]] = quantize(
         model, config, GROUP_WEIGHTS, width, quant_predicate=predicate
@@ -113,11 +111,17 @@ def _quantized(
     return quantized
 
 
-def _unless_media(own: Callable[[str, Any], Any] | None) -> Callable[[str, Any], Any]:
+def _predicate(own: _Predicate | None, recipe: _Predicate | None) -> _Predicate:
+    """Return what is done with each weight. What a model's class says comes first: most of those
+    with experts keep their routers at 8 bits."""
+
     def predicate(name: str, module: Any) -> Any:
         if vlm.skip_multimodal_module(name):
             return False
-        return True if own is None else own(name, module)
+        found = True if own is None else own(name, module)
+        if recipe is None or not found or isinstance(found, dict):
+            return found
+        return recipe(name, module)
 
     return predicate
 
