@@ -97,7 +97,7 @@ def available(as_json: bool) -> None:
 @click.option("--force", is_flag=True, help="Unload it first, once its streams have ended.")
 @command
 def delete(model: str, force: bool) -> None:
-    """Delete MODEL's files: what lmx downloaded or converted.
+    """Delete MODEL's files: those in the hub's cache, and what lmx converted.
 
     MODEL is a model, or a name that `list` shows. lmx need not run.
     """

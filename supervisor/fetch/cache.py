@@ -1,13 +1,15 @@
 """The hub client's cache, looked at and cleared:
 
     python -m lmx.supervisor.fetch.cache scan
-    python -m lmx.supervisor.fetch.cache delete ORG/NAME [COMMIT...]
+    python -m lmx.supervisor.fetch.cache delete ORG/NAME [COMMIT...] [--file NAME]...
 
 On stdout is one line of JSON. Of `scan`: a list of repositories, each `{"repo_id", "path",
-"size_bytes", "modified_s", "snapshots": [{"commit", "refs", "path", "missing", "has_gguf"}]}`,
-where `missing` is what a snapshot lacks, null for a whole model. Of `delete`: `{"freed_bytes"}`;
-without a commit it deletes all of a repository, also what came of an unfinished download. Of both,
-when something can't be read or deleted: `{"error"}`, and exit status 1.
+"size_bytes", "modified_s", "snapshots": [{"commit", "refs", "path", "missing", "gguf"}]}`, where
+`missing` is what a snapshot lacks, null for a whole model, and `gguf` has each whole GGUF file by
+its name, with the path under which its conversion is kept. Of `delete`: `{"freed_bytes"}`; without
+a commit it deletes all of a repository, also what came of an unfinished download; with files it
+deletes these of a commit. Of both, when something can't be read or deleted: `{"error"}`, and exit
+status 1.
 
 It is a program of its own so that the supervisor never loads the hub client, and so that a slow
 disk holds up nobody.
@@ -28,7 +30,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.file_download import repo_folder_name
 
 from lmx.protocol.host.regular_file import read_regular
-from lmx.supervisor.memory.files import missing_part
+from lmx.supervisor.memory.files import converted_file, missing_part
 
 _REF_LIMIT_BYTES = 4096
 
@@ -71,7 +73,11 @@ def _snapshots(folder: Path) -> list[dict[str, Any]]:
             "refs": [ref for ref, commit in refs.items() if commit == path.name],
             "path": str(path),
             "missing": _missing_part(path),
-            "has_gguf": any(file.is_file() for file in path.rglob("*.gguf")),
+            "gguf": {
+                str(file.relative_to(path)): str(converted_file(file))
+                for file in path.rglob("*.gguf")
+                if file.is_file()
+            },
         }
         for path in sorted((folder / "snapshots").glob("*"))
         if path.is_dir()
@@ -92,8 +98,9 @@ def _modified_s(folder: Path) -> float:
     return max(blobs, default=folder.stat().st_mtime)
 
 
-def delete(repo_id: str, commits: list[str]) -> int:
-    """Delete snapshots of a repository, or all of it; returns the bytes that the disk has back.
+def delete(repo_id: str, commits: list[str], names: Collection[str] = ()) -> int:
+    """Delete snapshots of a repository, these files of them, or all of it; returns the bytes that
+    the disk has back.
 
     Only a folder that is in the cache by that name is touched.
     """
@@ -103,7 +110,12 @@ def delete(repo_id: str, commits: list[str]) -> int:
     if folder is None or folder.is_symlink():
         return 0
     before_bytes = _size_bytes(folder)
-    if commits:
+    if names:
+        for commit in commits:
+            for name in names:
+                (folder / "snapshots" / commit / name).unlink(missing_ok=True)
+        _delete_unlinked(folder)
+    elif commits:
         _delete_snapshots(folder, commits)
     else:
         shutil.rmtree(folder)
@@ -121,6 +133,10 @@ def _delete_snapshots(folder: Path, commits: Collection[str]) -> None:
     for path, commit in _refs(folder).items():
         if commit in commits:
             path.unlink()
+    _delete_unlinked(folder)
+
+
+def _delete_unlinked(folder: Path) -> None:
     linked = {path.resolve() for path in (folder / "snapshots").rglob("*") if path.is_symlink()}
     for blob in (folder / "blobs").glob("*"):
         if blob.suffix != ".incomplete" and blob.resolve() not in linked:
@@ -158,12 +174,13 @@ def main(argv: list[str] | None = None) -> int:
     deleting = commands.add_parser("delete")
     deleting.add_argument("repo_id")
     deleting.add_argument("commits", nargs="*")
+    deleting.add_argument("--file", action="append", default=[], dest="names")
     arguments = parser.parse_args(argv)
     try:
         if arguments.command == "scan":
             answer: Any = scan()
         else:
-            answer = {"freed_bytes": delete(arguments.repo_id, arguments.commits)}
+            answer = {"freed_bytes": delete(arguments.repo_id, arguments.commits, arguments.names)}
     except OSError as error:
         answer = {"error": f"{error.filename or HF_HUB_CACHE}: {error.strerror or error}"}
     sys.stdout.write(json.dumps(answer) + "\n")

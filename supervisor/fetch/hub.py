@@ -316,7 +316,8 @@ def _linked(
     """
     blobs, _ = _places(repo_id)
     snapshot = snapshot_folder(repo_id, commit)
-    for file in files:
+    # First what is not here, so that a snapshot never looks complete before it is.
+    for file in sorted(files, key=lambda file: (blobs / file.digest).exists()):
         blob, link = blobs / file.digest, snapshot / file.name
         if not blob.exists():
             hf_hub_download(repo_id, file.name, revision=commit, tqdm_class=_bar_class(counted))
@@ -367,9 +368,11 @@ def _cached(
     raise why the hub can't be asked."""
     try:
         if filename is not None:
-            return Path(
-                hf_hub_download(repo_id, filename, revision=revision, local_files_only=True)
-            )
+            parts = [
+                hf_hub_download(repo_id, name, revision=revision, local_files_only=True)
+                for name in part_names(filename)
+            ]
+            return Path(parts[0])
         patterns = _patterns(adapter)
         folder = Path(
             snapshot_download(

@@ -12,7 +12,7 @@ async def delete_files(gone: DeletionPlan, home: Home, model_ids: Iterable[str])
     bytes that this frees on the disk. Raises :class:`OperationError`."""
     freed_bytes = 0
     if gone.repo_id is not None:
-        freed_bytes += await delete_from_hub(gone.repo_id, gone.commits)
+        freed_bytes += await delete_from_hub(gone.repo_id, gone.commits, gone.names)
     prefixes = (home.prefix_cache(model_id) for model_id in model_ids)
     for folder in (*gone.folders, *prefixes):
         freed_bytes += await delete_folder(folder)

@@ -51,7 +51,7 @@ class Deletion:
     async def available(self) -> Available:
         """Return the models whose files are complete on this machine."""
         repos, conversions = await asyncio.gather(scan_hub(), scan_conversions(self._home.models))
-        return Available(available(repos, conversions, self._downloads.list_all(), self._served()))
+        return Available(available(repos, conversions, self._served()))
 
     async def delete(self, name: str, *, force: bool) -> Deleted:
         """Delete the files of a model, or those that the disk has by that name. An added model is
@@ -86,8 +86,7 @@ class Deletion:
                 # been added meanwhile.
                 for model_id in planned()[1]:
                     self._core.files_changed(model_id)
-            if gone.repo_id is not None and not gone.commits:
-                self._downloads.forget(gone.repo_id)
+            self._downloads.forget(gone)
             self._forget(ids)
         deleted = target.model_id if isinstance(target, Served) else name
         self._events.note(

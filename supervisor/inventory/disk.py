@@ -9,8 +9,8 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -44,8 +44,9 @@ class Snapshot:
     path: Path
     missing: str | None
     """What it lacks as a model in safetensors form; None if it is complete."""
-    has_gguf: bool = False
-    """Whether it has a complete GGUF file."""
+    gguf: Mapping[str, Path] = field(default_factory=dict)
+    """The complete GGUF files by their names in ``path``, each with the path under which its
+    conversion is kept."""
 
     def is_of(self, revision: str) -> bool:
         """Return whether a branch, tag or commit names this commit."""
@@ -94,15 +95,17 @@ def _snapshot(found: dict[str, Any]) -> Snapshot:
         tuple(found["refs"]),
         Path(found["path"]),
         found["missing"],
-        found["has_gguf"],
+        {name: Path(file) for name, file in found["gguf"].items()},
     )
 
 
-async def delete_from_hub(repo_id: str, commits: Sequence[str]) -> int:
-    """Delete commits of a repository from the hub's cache, or the whole repository if none is
-    named. Returns the bytes that this frees on the disk. Raises :class:`OperationError`."""
+async def delete_from_hub(repo_id: str, commits: Sequence[str], names: Sequence[str] = ()) -> int:
+    """Delete commits of a repository from the hub's cache, only the files of these ``names`` if
+    there are any, or the whole repository if no commit is named. Returns the bytes that this frees
+    on the disk. Raises :class:`OperationError`."""
+    files = [f"--file={name}" for name in names]
     answer = await _hub_main(
-        "delete", repo_id, *commits, within_s=_DELETE_S, done=f"cleared of {repo_id}"
+        "delete", repo_id, *commits, *files, within_s=_DELETE_S, done=f"cleared of {repo_id}"
     )
     return int(answer["freed_bytes"])
 

@@ -72,15 +72,6 @@ class Download:
         return (self.repo_id, self.revision or "main", self.filename, self.bits)
 
     @property
-    def arrives(self) -> bool:
-        """Whether files of it are yet to come. What is to be quantized is refused before its
-        download begins, as long as its size is unknown, and is all here while it is quantized."""
-        if self.bits is not None and self.total_bytes is None:
-            return self.unfinished
-        here = self.bits is not None and self.downloaded_bytes == self.total_bytes
-        return self.status is not DownloadStatus.COMPLETED and not here
-
-    @property
     def options(self) -> tuple[str, ...]:
         """The arguments with which the fetch program fetches this, besides the repository."""
         revision = () if self.revision is None else (f"--revision={self.revision}",)

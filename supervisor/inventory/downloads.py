@@ -29,6 +29,7 @@ from lmx.supervisor.inventory.download_records import (
     requested_download,
     trimmed,
 )
+from lmx.supervisor.inventory.on_disk import DeletionPlan
 from lmx.supervisor.processes.fetching import Fetch, FetchRuns
 from lmx.supervisor.processes.patience import done_within
 
@@ -196,18 +197,14 @@ class Downloads:
         finally:
             self._deletions[repo_id] -= 1
 
-    def forget(self, repo_id: str) -> None:
-        """Forget the ended downloads of a repository whose files were deleted."""
+    def forget(self, gone: DeletionPlan) -> None:
+        """Forget the ended downloads whose files were deleted."""
         self._all = {
             name: each
             for name, each in self._all.items()
-            if each.repo_id != repo_id or each.unfinished
+            if each.unfinished or not gone.includes(each)
         }
         self._save()
-
-    def list_all(self) -> tuple[Download, ...]:
-        """Return all known downloads, the latest last."""
-        return tuple(self._all.values())
 
     async def close(self, *, resume: bool) -> None:
         """End all downloads and the fetches of loads, and wait until their processes are gone.

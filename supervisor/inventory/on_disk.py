@@ -4,7 +4,7 @@ here."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmx.protocol.errors import ErrorCode, OperationError
@@ -21,6 +21,7 @@ from lmx.supervisor.config.sources import (
 )
 from lmx.supervisor.inventory.disk import CachedRepo, Conversion, Snapshot
 from lmx.supervisor.inventory.download_records import Download
+from lmx.supervisor.memory.files import part_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +60,34 @@ class DeletionPlan:
     commits: tuple[str, ...] = ()
     """The commits of the repository that are deleted. Empty: the whole repository."""
     snapshots: tuple[Path, ...] = ()
-    """The folders of these commits."""
+    """The folders of these commits, or the files of ``names`` in the only one."""
+    names: tuple[str, ...] = ()
+    """The files of the only commit that are deleted. Empty: all of them."""
     folders: tuple[Path, ...] = ()
     """Folders that lmx made from ``files``, and deletes."""
     files: tuple[Path, ...] = ()
-    """The GGUF files of ``folders``. They stay."""
+    """The GGUF files of ``folders``."""
+
+    def includes(self, download: Download) -> bool:
+        """Return whether what was downloaded is deleted. Of a whole repository it is, also what has
+        arrived of it."""
+        whole = bool(self.repo_id) and not self.commits
+        if whole and download.repo_id == self.repo_id:
+            return True
+        gone = (*self.snapshots, *self.folders)
+        return download.path is not None and _lies_in(download.path, gone)
 
 
 def available(
     repos: Iterable[CachedRepo],
     conversions: Iterable[Conversion],
-    downloads: Sequence[Download],
     served: Sequence[Served],
 ) -> tuple[AvailableModel, ...]:
-    """Return the models that are complete, sorted by name. A snapshot that one of lmx's own
-    downloads has begun and not ended is never complete, whatever it looks like."""
+    """Return the models that are complete, sorted by name."""
     found = []
     for repo in repos:
-        whole = [s for s in repo.snapshots if _is_whole(repo, s, downloads)]
+        # A file is linked there only after all of it has arrived.
+        whole = [s for s in repo.snapshots if s.gguf or s.missing is None]
         if whole:
             ids = (_served_as(repo, snapshot, served) for snapshot in whole)
             model_id = next((each for each in ids if each is not None), None)
@@ -96,9 +107,13 @@ def available(
 
 
 def plan_deletion(
-    target: Served | str, repos: Sequence[CachedRepo], conversions: Sequence[Conversion]
+    target: Served | str,
+    served: Sequence[Served],
+    repos: Sequence[CachedRepo],
+    conversions: Sequence[Conversion],
 ) -> DeletionPlan:
-    """Return what is deleted with a model, or with a name that only the disk knows.
+    """Return what is deleted with a model, or with a name that only the disk knows. With a model of
+    the hub go the commits of its repository that have no name and that no model needs.
 
     Raises :class:`OperationError`: MODEL_NOT_FOUND, and NOT_DELETABLE for files that lmx did not
     put there.
@@ -106,7 +121,7 @@ def plan_deletion(
     if isinstance(target, str):
         for repo in repos:
             if repo.repo_id in (target, repository_of(target)):
-                return _of_repo(repo, repo.snapshots)
+                return _of_repo(repo, repo.snapshots, conversions)
         for made in conversions:
             if made.path.name == target:
                 return _of_conversion(made)
@@ -119,9 +134,13 @@ def plan_deletion(
         case HubSource(repo_id, revision):
             for repo in repos:
                 if repo.repo_id == repo_id:
-                    of_it = [s for s in repo.snapshots if s.is_of(revision or "main")]
+                    of_it = [
+                        s
+                        for s in repo.snapshots
+                        if s.is_of(revision or "main") or _is_superseded(repo, s, served)
+                    ]
                     if of_it or not repo.snapshots:
-                        return _of_repo(repo, of_it)
+                        return _of_repo(repo, of_it, conversions)
             return DeletionPlan()
         case GgufSource(path):
             return _of_file(target, path, repos, conversions)
@@ -164,7 +183,7 @@ def plan_and_users(
 
     Raises :class:`OperationError`: MODEL_NOT_FOUND and NOT_DELETABLE.
     """
-    gone = plan_deletion(target, repos, conversions)
+    gone = plan_deletion(target, served, repos, conversions)
     if gone == DeletionPlan() and not is_added:
         raise OperationError(
             ErrorCode.MODEL_NOT_FOUND,
@@ -185,7 +204,7 @@ def _comes_from(
 ) -> bool:
     match source:
         case HubSource(repo_id, revision):
-            if repo_id != gone.repo_id:
+            if repo_id != gone.repo_id or gone.names:
                 return False
             snapshots = next((r.snapshots for r in repos if r.repo_id == repo_id), ())
             mine = [s for s in snapshots if s.is_of(revision or "main")]
@@ -200,14 +219,27 @@ def _lies_in(path: str, folders: Iterable[Path]) -> bool:
     return any(folder_path(path).is_relative_to(each) for each in folders)
 
 
-def _of_repo(repo: CachedRepo, snapshots: Sequence[Snapshot]) -> DeletionPlan:
-    """Plan to delete these snapshots. If they are all that the repository has, the whole repository
-    is deleted, and with it what has arrived of others."""
+def _is_superseded(repo: CachedRepo, snapshot: Snapshot, served: Iterable[Served]) -> bool:
+    """Whether no branch or tag names a snapshot, and no model needs it."""
+    gone = DeletionPlan(repo.repo_id, (snapshot.commit,), (snapshot.path,))
+    return not snapshot.refs and not users(gone, served, [repo])
+
+
+def _of_repo(
+    repo: CachedRepo, snapshots: Sequence[Snapshot], conversions: Iterable[Conversion]
+) -> DeletionPlan:
+    """Plan to delete these snapshots, and what was made of their GGUF files. If they are all that
+    the repository has, the whole repository is deleted, and with it what has arrived of others."""
     whole = len(snapshots) == len(repo.snapshots)
+    staying = {file for s in repo.snapshots if s not in snapshots for file in s.gguf.values()}
+    files = {file for s in snapshots for file in s.gguf.values()} - staying
+    made = {each.path: each.source for each in conversions if each.source in files}
     return DeletionPlan(
         repo.repo_id,
         () if whole else tuple(each.commit for each in snapshots),
         (repo.path,) if whole else tuple(each.path for each in snapshots),
+        folders=tuple(made),
+        files=tuple(file for file in made.values() if file is not None),
     )
 
 
@@ -220,9 +252,14 @@ def _of_file(
     for repo in repos:
         for snapshot in repo.snapshots:
             if file.is_relative_to(snapshot.path):
-                gone = _of_repo(repo, [snapshot])
+                parts = [file.with_name(name) for name in part_names(file.name)]
+                names = tuple(str(part.relative_to(snapshot.path)) for part in parts)
+                if snapshot.missing is not None and snapshot.gguf.keys() <= set(names):
+                    gone = _of_repo(repo, [snapshot], ())
+                    return replace(gone, folders=folders, files=(resolved,))
+                # Other models are in the same commit.
                 return DeletionPlan(
-                    gone.repo_id, gone.commits, gone.snapshots, folders, (resolved,)
+                    repo.repo_id, (snapshot.commit,), tuple(parts), names, folders, (resolved,)
                 )
     if not folders:
         raise _not_ours(target.model_id, path)
@@ -245,20 +282,6 @@ def adapter_not_deletable(name: str, model: ModelConfig) -> OperationError:
         f"{name} is an adapter of {model.id}: take it out of the configuration, then "
         f"delete {model.adapters[name]}, which only you can do if it is a folder",
         param="model_id",
-    )
-
-
-def _is_whole(repo: CachedRepo, snapshot: Snapshot, downloads: Sequence[Download]) -> bool:
-    if snapshot.has_gguf:
-        return True  # a file is linked there only after all of it has arrived
-    if snapshot.missing is not None:
-        return False
-    return not any(
-        download.repo_id == repo.repo_id
-        and download.filename is None
-        and download.arrives
-        and snapshot.is_of(download.revision or "main")
-        for download in downloads
     )
 
 

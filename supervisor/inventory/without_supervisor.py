@@ -45,8 +45,7 @@ async def list_available(home: Home, config: Config) -> Available:
     """Return the models whose files are complete on this machine. ``config`` is what an lmx would
     serve, added models included. Raises :class:`OperationError`."""
     repos, conversions = await asyncio.gather(scan_hub(), scan_conversions(home.models))
-    downloads = DownloadFile(home.downloads).read()
-    return Available(available(repos, conversions, downloads, _served(config)))
+    return Available(available(repos, conversions, _served(config)))
 
 
 def list_downloads(home: Home) -> list[DownloadView]:
@@ -84,10 +83,9 @@ async def _delete(home: Home, config: Config, name: str) -> Deleted:
     is_added = isinstance(target, Served) and target.model_id in added
     gone, ids = plan_and_users(name, target, served, repos, conversions, is_added=is_added)
     freed_bytes = await delete_files(gone, home, ids)
-    if gone.repo_id is not None and not gone.commits:
-        file = DownloadFile(home.downloads)
-        kept = [each for each in file.load() if each.repo_id != gone.repo_id]
-        file.save(DownloadFile.values_of(kept))
+    file = DownloadFile(home.downloads)
+    kept = [each for each in file.load() if not gone.includes(each)]
+    file.save(DownloadFile.values_of(kept))
     if any(each in added for each in ids):
         added_file.save({key: model for key, model in added.items() if key not in ids})
     return Deleted(target.model_id if isinstance(target, Served) else name, freed_bytes)

@@ -89,13 +89,14 @@ def promised(names: Iterable[str]) -> list[str]:
 
 def part_names(name: str) -> list[str]:
     """Return the names of all parts of a GGUF file that is split into several, in their order; of
-    any other file, its own. Pure."""
+    any other file, its own. There is always one. Pure."""
     numbered = _PART.fullmatch(name)
     if numbered is None:
         return [name]
     stem, _, of, count, ending = numbered.groups()
     most = min(int(count), _MOST_PARTS)
-    return [f"{stem}{number:05}{of}{count}{ending}" for number in range(1, most + 1)]
+    names = [f"{stem}{number:05}{of}{count}{ending}" for number in range(1, most + 1)]
+    return names if name in names else [name]
 
 
 def converted_file(file: Path) -> Path:

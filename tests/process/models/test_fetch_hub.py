@@ -311,6 +311,18 @@ def test_one_file(fetch: Fetch, hub: FakeHub) -> None:
     assert code == "model_source_invalid"
 
 
+def test_a_model_in_parts_is_whole_only_with_all_of_them(fetch: Fetch, hub: FakeHub) -> None:
+    first, second = (f"m-0000{number}-of-00002.gguf" for number in (1, 2))
+    hub.add("org/parts", {first: b"GGUF 1", second: b"GGUF 2"})
+    path = fetch.path("org/parts", f"--filename={second}")
+    assert path.name == first
+    fetch.extra = {"HF_HUB_OFFLINE": "1"}
+    assert fetch.path("org/parts", f"--filename={second}") == path
+    path.unlink()
+    code, _ = fetch.error("org/parts", f"--filename={second}")
+    assert code == "download_failed"
+
+
 def test_no_network_and_nothing_in_the_cache(fetch: Fetch) -> None:
     fetch.extra = {"HF_ENDPOINT": "http://127.0.0.1:9"}
     code, message = fetch.error("org/tiny")

@@ -20,7 +20,7 @@ from lmx.supervisor.fetch.conversion_form import Form, GgufFacts, Platform, conv
 from lmx.supervisor.fetch.gguf import Report, fetch_gguf, header_is_whole, is_converted, read_facts
 from lmx.supervisor.inventory import without_supervisor
 from lmx.supervisor.memory.fetched import fetched_folder
-from lmx.supervisor.memory.files import STAMP_NAME, whole_conversion
+from lmx.supervisor.memory.files import STAMP_NAME, part_names, whole_conversion
 from lmx.supervisor.memory.inspect_main import inspect
 from lmx.supervisor.memory.inspection import Question
 from lmx.supervisor.state.home import Home
@@ -328,6 +328,20 @@ def split_gguf(folder: Path, count: int = 3) -> list[Path]:
         writer.add_tensor(f"blk.{number}.ffn_up.weight", np.ones((4, 64), dtype=np.float32))
         write_all(writer)
     return paths
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("m.gguf", 1),
+        ("m-00002-of-00003.gguf", 3),
+        ("m-00001-of-00000.gguf", 1),
+        ("m-00004-of-00003.gguf", 1),
+    ],
+)
+def test_a_file_is_one_of_its_parts(name: str, count: int) -> None:
+    parts = part_names(name)
+    assert (name in parts, len(parts)) == (True, count)
 
 
 def test_the_parts_of_a_file_are_taken_together(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The program that looks at the hub client's cache and clears it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,18 @@ def test_a_deleted_commit_leaves_what_others_need(repository: Path, dangling: bo
     assert names(repository / "snapshots") == [NEW]
 
 
+def test_a_deleted_file_leaves_the_others(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cache.main(["delete", "org/name", NEW, "--file=of-new", "--file=gone"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"freed_bytes": len(BLOB)}
+    assert names(repository / "blobs") == ["of-old", "shared"]
+    assert names(repository / "snapshots" / NEW) == ["shared"]
+    assert cache.delete("org/name", [NEW], ["shared"]) == 0
+    assert names(repository / "blobs") == ["of-old", "shared"]
+    assert names(repository / "refs") == ["main", "v1"]
+
+
 def test_all_of_a_repository_goes_with_its_locks(repository: Path, tmp_path: Path) -> None:
     (tmp_path / ".locks" / repository.name).mkdir(parents=True)
     (tmp_path / "models--org--other").mkdir()
@@ -53,7 +66,14 @@ def test_all_of_a_repository_goes_with_its_locks(repository: Path, tmp_path: Pat
 
 
 def test_a_scan_shows_each_commit_with_its_names(repository: Path) -> None:
+    (repository / "snapshots" / OLD / "gone.gguf").symlink_to("../../blobs/gone")
+    (repository / "snapshots" / OLD / "q").mkdir()
+    (repository / "snapshots" / OLD / "q" / "m.gguf").symlink_to("../../../blobs/of-old")
     (found,) = cache.scan()
+    assert [each["gguf"] for each in found["snapshots"]] == [
+        {"q/m.gguf": str((repository / "blobs" / "of-old").resolve())},
+        {},
+    ]
     assert (found["repo_id"], found["size_bytes"]) == ("org/name", 3 * len(BLOB) + 80)
     assert [(each["commit"], each["refs"]) for each in found["snapshots"]] == [
         (OLD, ["v1"]),

@@ -49,7 +49,9 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
         monkeypatch.setattr(deletion, "scan_hub", scan_hub)
         monkeypatch.setattr(deletion, "scan_conversions", AsyncMock(return_value=conversions))
         monkeypatch.setattr(deletion, "delete_files", delete_files)
-        parts: Any = SimpleNamespace(**{"wait_stopped": AsyncMock(), **downloads})
+        parts: Any = SimpleNamespace(
+            **{"wait_stopped": AsyncMock(), "forget": lambda _: None, **downloads}
+        )
         deleting = Deletion(rig.core, parts, parts, Home(tmp_path), EventLog("e1"), lambda: lent)
         return deleting, deleted
 

@@ -4,13 +4,13 @@ import asyncio
 import json
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lmx.protocol.errors import ErrorCode, OperationError
-from lmx.protocol.states import DownloadStatus, QuantizedBits
 from lmx.router.operators import models
 from lmx.supervisor.config.model import ModelConfig
 from lmx.supervisor.config.sources import parse_source
@@ -36,64 +36,35 @@ def served(model_id: str, source: str) -> Served:
     return Served(model_id, parse_source(source))
 
 
-def download(status: DownloadStatus, revision: str | None = None) -> Download:
-    return Download("dl_0", "org/m", revision, None, 1.0, status)
-
-
 def test_what_is_available() -> None:
     models = [served("mine", "org/m@main"), served("file", str(FILE))]
-    found = available([REPO, HALF], [MADE], [], models)
+    found = available([REPO, HALF], [MADE], models)
     assert [(each.repo_id, each.size_bytes, each.model_id) for each in found] == [
         ("m-int4", 70, "file"),
         ("org/m", 100, "mine"),
     ]
-    assert available([REPO], [], [], [])[0].model_id is None
+    assert available([REPO], [], [])[0].model_id is None
 
 
-@pytest.mark.parametrize("status", DownloadStatus)
-def test_what_a_download_has_begun_is_not_available(status: DownloadStatus) -> None:
-    alone = CachedRepo("org/m", ROOT, 100, 5.0, (MAIN,))
-    whole = status is DownloadStatus.COMPLETED
-    for revision in (None, "main", MAIN.commit):
-        assert bool(available([alone], [], [download(status, revision)], [])) is whole
-    assert available([alone], [], [download(status, "v1")], [])
+def test_what_is_complete_is_available() -> None:
     lacking = CachedRepo("org/m", ROOT, 1, 5.0, (Snapshot("c", (), ROOT, "config.json"),))
-    assert not available([lacking], [], [], [])
-    gguf = CachedRepo("org/m", ROOT, 1, 5.0, (Snapshot("c", (), ROOT, "config.json", True),))
-    assert available([gguf], [], [], [])
-
-
-def test_what_is_being_quantized_is_available() -> None:
-    """All of it has arrived; what is made of it is a folder of its own."""
-    alone = CachedRepo("org/m", ROOT, 100, 5.0, (MAIN,))
-    quantizing = download(DownloadStatus.DOWNLOADING)
-    quantizing.bits, quantizing.total_bytes = QuantizedBits.FOUR, 10
-    assert not available([alone], [], [quantizing], [])
-    quantizing.downloaded_bytes = 10
-    assert available([alone], [], [quantizing], [])
-
-
-@pytest.mark.parametrize("status", DownloadStatus)
-def test_what_was_refused_before_its_download_began_is_available(status: DownloadStatus) -> None:
-    """Its size was never reported, so that nothing of it has come."""
-    alone = CachedRepo("org/m", ROOT, 100, 5.0, (MAIN,))
-    quantizing = download(status)
-    quantizing.bits = QuantizedBits.FOUR
-    assert bool(available([alone], [], [quantizing], [])) is not quantizing.unfinished
+    assert not available([lacking], [], [])
+    gguf = Snapshot("c", (), ROOT, "config.json", {"m.gguf": FILE})
+    assert available([CachedRepo("org/m", ROOT, 1, 5.0, (gguf,))], [], [])
 
 
 def test_what_was_quantized_is_a_model_of_its_own() -> None:
     models = [served("m-4bit", str(QUANTIZED.path)), served("file", str(FILE))]
-    (found,) = available([], [QUANTIZED], [], models)
+    (found,) = available([], [QUANTIZED], models)
     assert (found.repo_id, found.model_id) == ("m-4bit-0", "m-4bit")
     for target in (models[0], "m-4bit-0"):
-        gone = plan_deletion(target, [REPO], [MADE, QUANTIZED])
+        gone = plan_deletion(target, models, [REPO], [MADE, QUANTIZED])
         assert gone == DeletionPlan(folders=(QUANTIZED.path,))
         assert users(gone, models, [REPO]) == ("m-4bit",)
 
 
 def gone_with(target: Served | str) -> DeletionPlan:
-    return plan_deletion(target, [REPO, HALF], [MADE])
+    return plan_deletion(target, (), [REPO, HALF], [MADE])
 
 
 def test_what_goes_with_a_model() -> None:
@@ -107,9 +78,77 @@ def test_what_goes_with_a_model() -> None:
     assert gone_with(served("x", str(FILE))) == DeletionPlan(folders=(MADE.path,), files=(FILE,))
     assert gone_with("m-int4") == DeletionPlan(folders=(MADE.path,), files=(FILE,))
     short = CachedRepo("mlx-community/Qwen3-8B-4bit", ROOT, 100, 5.0, (MAIN,))
-    assert plan_deletion("qwen3-8b", [short], []).repo_id == short.repo_id
-    inside = served("x", str(MAIN.path / "m.gguf"))
-    assert gone_with(inside).commits == (MAIN.commit,)
+    assert plan_deletion("qwen3-8b", (), [short], []).repo_id == short.repo_id
+
+
+def test_one_gguf_file_of_a_repository_goes_without_the_others() -> None:
+    q4, q8 = (ROOT / "blobs" / name for name in ("4", "8"))
+    made = [Conversion(Path("/home/models") / file.name, file, 70, 6.0) for file in (q4, q8)]
+    names = {"Q4/m.gguf": q4, "m-Q8.gguf": q8}
+    both = Snapshot(MAIN.commit, ("main",), MAIN.path, "config.json", names)
+    repo = CachedRepo("org/m", ROOT, 100, 5.0, (both,))
+    models = [
+        Served(file.name, parse_source(str(MAIN.path / name)), file) for name, file in names.items()
+    ]
+    models.append(served("whole", "org/m"))
+
+    gone = plan_deletion(models[0], models, [repo], made)
+    file = MAIN.path / "Q4" / "m.gguf"
+    assert gone == DeletionPlan(
+        "org/m", (MAIN.commit,), (file,), ("Q4/m.gguf",), (made[0].path,), (q4,)
+    )
+    assert users(gone, models, [repo]) == ("4",)
+    downloads = [
+        Download("dl", "org/m", None, name, 1.0, path=str(MAIN.path / name)) for name in names
+    ]
+    assert [gone.includes(each) for each in downloads] == [True, False]
+
+    alone = replace(both, gguf={"m-Q8.gguf": q8})
+    last = plan_deletion(models[1], models, [replace(repo, snapshots=(alone,))], made)
+    assert (last.commits, last.snapshots, last.folders) == ((), (ROOT,), (made[1].path,))
+    beside = replace(alone, missing=None)
+    model_stays = plan_deletion(models[1], models, [replace(repo, snapshots=(beside,))], made)
+    assert model_stays.names == ("m-Q8.gguf",)
+
+    # With all of them go their conversions, except for that of a file of another commit.
+    every = plan_deletion("org/m", models, [repo], made)
+    assert every.folders == tuple(each.path for each in made)
+    assert users(every, models, [repo]) == ("4", "8", "whole")
+    older = replace(OLD, gguf={"m-Q8.gguf": q8})
+    main = plan_deletion(models[2], models, [replace(repo, snapshots=(both, older))], made)
+    assert (main.commits, main.folders) == ((MAIN.commit,), (made[0].path,))
+
+
+def test_one_of_several_parts_goes_with_the_others() -> None:
+    names = [f"m-0000{number}-of-00002.gguf" for number in (1, 2)]
+    first = MAIN.path / names[0]
+    gguf = {"other.gguf": FILE, names[0]: first, names[1]: first}
+    repo = CachedRepo("org/m", ROOT, 1, 5.0, (replace(MAIN, missing="x", gguf=gguf),))
+    target = Served("m", parse_source(str(MAIN.path / names[1])), first)
+    assert plan_deletion(target, [target], [repo], []).names == tuple(names)
+
+
+def test_superseded_commits_go_with_the_model() -> None:
+    superseded = replace(OLD, refs=())
+    repo = replace(REPO, snapshots=(MAIN, superseded))
+    mine = served("mine", "org/m")
+    assert plan_deletion(mine, [mine], [repo], []) == DeletionPlan("org/m", (), (ROOT,))
+    for source in (f"org/m@{OLD.commit}", str(OLD.path)):
+        gone = plan_deletion(mine, [mine, served("old", source)], [repo], [])
+        assert gone.commits == (MAIN.commit,)
+    left = replace(REPO, snapshots=(superseded,))
+    assert plan_deletion(mine, [mine], [left], []).snapshots == (ROOT,)
+
+
+def test_what_goes_with_a_repository_was_not_downloaded() -> None:
+    every, main = gone_with("org/m"), gone_with(served("x", "org/m"))
+    quantized = plan_deletion("m-4bit-0", (), [], [QUANTIZED])
+    begun = Download("dl_0", "org/m", None, None, 1.0)
+    whole = replace(begun, path=str(MAIN.path))
+    made = replace(begun, repo_id="org/other", path=str(QUANTIZED.path))
+    for gone, found in ((every, [True, True, False]), (main, [False, True, False])):
+        assert [gone.includes(each) for each in (begun, whole, made)] == found
+    assert [quantized.includes(each) for each in (begun, whole, made)] == [False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +202,7 @@ def test_a_draft_model_and_adapters_are_needed_too() -> None:
     ]
     old = gone_with(served("x", "org/m@v1"))
     assert users(old, models, [REPO]) == ("drafted", "folder", "hub")
-    made = plan_deletion(QUANTIZED.path.name, [], [QUANTIZED])
+    made = plan_deletion(QUANTIZED.path.name, (), [], [QUANTIZED])
     assert users(made, models, [REPO]) == ("quantized",)
 
 
