@@ -98,7 +98,7 @@ def folders_of(place: int, processes: int) -> tuple[str, ...]:
     if computes_first(place, processes):
         return ("tests/engine/", "tests/unit/", "tests/wire/")
     # The clients of tests/e2e take as long to import as all of tests/process, and are few units.
-    return ("tests/process/", "tests/e2e/" if place < 2 else "tests/unit/router/")
+    return (*(("tests/e2e/",) if place < 2 else ()), "tests/process/", "tests/unit/router/")
 
 
 def within(path: str, folders: tuple[str, ...]) -> bool:
