@@ -101,12 +101,12 @@ def _show_code() -> None:
 def _print_offer(offer: PairingOffer) -> None:
     from lmx.protocol.web_origins import is_loopback
     from lmx.supervisor.pairing.exchange import shown_code
-    from lmx.supervisor.sockets.reachable import ALL_ADDRESSES, lan_addresses
+    from lmx.supervisor.sockets.reachable import ALL_ADDRESSES, host_name, lan_addresses
 
     machine = offer.machine
     where = machine.host
     if machine.host in ALL_ADDRESSES:
-        where = next(iter(lan_addresses()), "127.0.0.1")
+        where = next(iter(lan_addresses()), f"{host_name()}.local")
     named = f"[{where}]" if ":" in where else where
     minutes = offer.expires_in_s / 60
     click.echo(f"Within {minutes:.0f} minutes, run this on the other machine:\n")

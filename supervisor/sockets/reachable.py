@@ -11,8 +11,9 @@ import psutil
 
 ALL_ADDRESSES: Final = {"0.0.0.0": 4, "::": 6}  # noqa: S104  recognised here, not listened on
 _LOOPBACK: Final = "127.0.0.1"
-_INNER: Final = ("docker", "br-", "veth", "virbr", "vmnet", "vboxnet", "bridge", "lxc", "cni")
-"""How the names of networks begin that are within this machine. Their addresses come last."""
+_INNER: Final = ("docker", "br-", "veth", "virbr", "vmnet", "vboxnet", "bridge1", "lxc", "cni")
+"""How the names of networks begin that are within this machine. Their addresses come last. On a Mac
+those of virtual machines are bridge100 and so on; bridge0 is the Thunderbolt bridge."""
 
 _MOST: Final = 6
 _MOST_LABELS: Final = 9

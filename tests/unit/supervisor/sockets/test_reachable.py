@@ -27,6 +27,8 @@ ORDERED = ("192.168.1.5", "100.64.0.9", "fd00::2", "172.17.0.1")
 
 def test_addresses_that_others_can_reach_come_first() -> None:
     assert ordered(FOUND) == ORDERED
+    # A Mac's virtual machines, and the cable to another Mac.
+    assert ordered([("bridge100", "10.0.0.1"), ("bridge0", "10.0.1.1")]) == ("10.0.1.1", "10.0.0.1")
     for address in own_addresses():
         assert not ipaddress.ip_address(address).is_loopback
 
