@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.regular_file import read_regular
 from lmx.supervisor.config.sources import (
     FolderSource,
@@ -21,31 +20,16 @@ from lmx.supervisor.state.home import Home
 _REF_LIMIT_BYTES: Final = 4096
 
 
-def fetched_folder(source: str, home: Home, environment: Mapping[str, str]) -> Path:
-    """Return the model folder of a source: its own, or the one that was made from it. It may be
-    incomplete.
-
-    Raises :class:`OperationError` when it was not fetched yet.
-    """
+def fetched_folder(source: str, home: Home, environment: Mapping[str, str]) -> Path | None:
+    """Return the model folder of a source: its own, or the one that was made from it; None if it
+    was not fetched yet. It may be incomplete."""
     match parse_source(source):
         case FolderSource(path):
             return folder_path(path)
         case GgufSource(path):
-            found = _converted(converted_file(folder_path(path)), home)
+            return _converted(converted_file(folder_path(path)), home)
         case HubSource(repo_id, revision):
-            found = _snapshot(repo_id, revision or "main", environment)
-    if found is None:
-        raise not_fetched(source)
-    return found
-
-
-def not_fetched(source: str) -> OperationError:
-    """Return the error for a model of which nothing is on this machine, or nothing in MLX form."""
-    done = "converted" if isinstance(parse_source(source), GgufSource) else "fetched"
-    return OperationError(
-        ErrorCode.MODEL_SOURCE_INVALID,
-        f"{source} was not {done} yet, and its size is read from its files: load it once",
-    )
+            return _snapshot(repo_id, revision or "main", environment)
 
 
 def _converted(file: Path, home: Home) -> Path | None:

@@ -127,9 +127,8 @@ def _located(found: Inspection, home: Home) -> Inspection:
         return replace(found, path=question.path, missing=missing)
     if isinstance(source, FolderSource):
         return replace(found, path=str(folder_path(source.path)))
-    try:
-        folder = fetched_folder(question.source, home, os.environ)
-    except OperationError:
+    folder = fetched_folder(question.source, home, os.environ)
+    if folder is None:
         return found
     missing = missing_part(folder)
     return replace(found, path=str(folder), missing=None if missing is None else shown(missing))
@@ -247,7 +246,7 @@ def _with_adapters(found: Inspection, home: Home) -> Inspection:
     files = found.files
     assert files is not None
     problems: list[str | None] = []
-    paths = [_adapter_folder(source, home) for source in found.question.adapters]
+    paths = [fetched_folder(each, home, os.environ) for each in found.question.adapters]
     for path in paths:
         try:
             if found.kind is not ModelKind.CHAT:
@@ -274,13 +273,6 @@ def _with_adapters(found: Inspection, home: Home) -> Inspection:
         adapter_problems=tuple(problems),
         adapter_paths=tuple(None if path is None else str(path) for path in paths),
     )
-
-
-def _adapter_folder(source: str, home: Home) -> Path | None:
-    try:
-        return fetched_folder(source, home, os.environ)
-    except OperationError:
-        return None
 
 
 def read_model_files(

@@ -20,11 +20,11 @@ from lmx.protocol.host.lasting import begin
 from lmx.protocol.states import LoadPhase
 from lmx.supervisor.config.schema import ModelConfig
 from lmx.supervisor.config.secret_variables import without_own_keys
+from lmx.supervisor.config.shutdown_timeout import FETCH_GRACE_S
 from lmx.supervisor.processes.child import open_log
 from lmx.supervisor.state.home import Home
 
 log = structlog.get_logger()
-_TERM_GRACE_S: Final = 10.0
 _STALL_S: Final = 900.0
 """A fetch that reports nothing for this long is ended. To compare the converted weights of a large
 model with their file takes minutes, and nothing is reported meanwhile."""
@@ -71,7 +71,7 @@ class FetchProgram:
         outcome: Path | LmxError | None = None
         try:
             outcome = await _read(source, process, advanced)
-            async with asyncio.timeout(_TERM_GRACE_S):
+            async with asyncio.timeout(FETCH_GRACE_S):
                 await process.wait()
         except TimeoutError:
             outcome = outcome or self._stalled(source)
@@ -79,12 +79,12 @@ class FetchProgram:
             if process.returncode is None:
                 process.terminate()
                 try:
-                    await asyncio.wait_for(process.wait(), _TERM_GRACE_S)
+                    await asyncio.wait_for(process.wait(), FETCH_GRACE_S)
                 except TimeoutError:
                     process.kill()
                     # A disk that is gone can keep it: then it is left to itself.
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(process.wait(), _TERM_GRACE_S)
+                        await asyncio.wait_for(process.wait(), FETCH_GRACE_S)
         return outcome or self._no_outcome(source, process.returncode)
 
     def _stalled(self, source: str) -> LmxError:
@@ -212,7 +212,7 @@ class FetchRuns:
 
 async def _gone(tasks: Sequence[asyncio.Task[None]]) -> None:
     if tasks:
-        await asyncio.wait(tasks, timeout=2 * _TERM_GRACE_S)
+        await asyncio.wait(tasks, timeout=2 * FETCH_GRACE_S)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -168,9 +168,7 @@ def test_what_is_not_there_is_said_so(tmp_path: Path) -> None:
     config = config_of("org/name")
     with pytest.raises(LmxError, match=r"no model is named 'x', .* known: small"):
         print_estimate(config, Home(tmp_path), "x", True)
-    with pytest.raises(LmxError, match="not fetched yet") as caught:
-        fetched_folder("org/name", Home(tmp_path), {"HF_HOME": str(tmp_path)})
-    assert caught.value.code is ErrorCode.MODEL_SOURCE_INVALID
+    assert fetched_folder("org/name", Home(tmp_path), {"HF_HOME": str(tmp_path)}) is None
 
 
 def test_what_can_not_be_loaded_is_no_estimate(tmp_path: Path) -> None:
