@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
@@ -37,16 +37,17 @@ _BEFORE: Final = (
     'and the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
     "<|im_start|>user\n"
 )
-_BODY: Final = (
+_QUERY: Final = (
     "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
-    "<Query>: {query}\n<Document>: {document}"
+    "<Query>: {}\n"
 )
+_DOCUMENT: Final = "<Document>: {}"
 _AFTER: Final = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
-_Rows = Sequence[Sequence[int]]
-"""Of each pair of query and document its tokens; or the types of these, which say whether a token
-belongs to the query or to the document."""
+_Row = Sequence[int]
+_Pair = tuple[_Row, _Row]
+"""The tokens of a query and of a document."""
 
 
 class _Form(Protocol):
@@ -55,12 +56,17 @@ class _Form(Protocol):
     sigmoid: bool
     """Whether a sigmoid maps scores to the range 0 to 1."""
 
-    def pairs(self, queries: Sequence[str], documents: Sequence[str]) -> tuple[_Rows, _Rows | None]:
-        """Return each query with its document as tokens, and their types; None for a model that
-        doesn't need them. Prompt thread."""
+    around: tuple[_Row, _Row, _Row]
+    """The tokens before a query, between it and its document, and behind both."""
 
-    def score(self, rows: _Rows, types: _Rows | None) -> mx.array:
-        """Return a score for each row, before the sigmoid. Engine thread."""
+    def queries(self, texts: Sequence[str]) -> Sequence[_Row]:
+        """Return the tokens of queries. Prompt thread."""
+
+    def documents(self, texts: Sequence[str]) -> Sequence[_Row]:
+        """Return the tokens of documents. Prompt thread."""
+
+    def score(self, ids: mx.array, mask: mx.array, pairs: Sequence[_Pair]) -> mx.array:
+        """Return a score for each padded row, before the sigmoid. Engine thread."""
 
 
 def load_reranker(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
@@ -92,13 +98,12 @@ class MlxReranker:
     def __init__(self, encoder: LoadedEncoder, form: _Form) -> None:
         """Compute one small piece."""
         self._inputs = EncoderInputs(encoder)
-        self._tokenizer = encoder.tokenizer
         self._piece_tokens = encoder.piece_tokens
         self._form = form
-        self._compute(0, [0], [[0, 1]], None)
+        self._compute(0, [0], [([0], [1])])
 
     def plan(self, task: Task, media: Sequence[Media] = ()) -> TaskPlan | TaskReply:
-        """Tokenize each pair, check the lengths, and sort them into batches."""
+        """Tokenize the texts, check the lengths of the pairs, and sort them into batches."""
         match task:
             case Rerank():
                 return self._plan_rerank(task)
@@ -107,12 +112,12 @@ class MlxReranker:
             case _:
                 return self._inputs.reply(task)
 
-    def _compute(
-        self, stream_id: int, indexes: Sequence[int], rows: _Rows, types: _Rows | None
-    ) -> Scores:
+    def _compute(self, stream_id: int, indexes: Sequence[int], pairs: Sequence[_Pair]) -> Scores:
         """Compute the scores of some documents."""
+        before, between, after = self._form.around
+        rows = [[*before, *query, *between, *document, *after] for query, document in pairs]
         # In 16 bits the sigmoid of all large scores is exactly 1, and nothing ranks them.
-        logits = self._form.score(rows, types).astype(mx.float32)
+        logits = self._form.score(*self._inputs.pad(rows), pairs).astype(mx.float32)
         if self._form.sigmoid:
             logits = mx.sigmoid(logits)
         scores = cast("list[float]", logits.tolist())
@@ -121,42 +126,42 @@ class MlxReranker:
         return Scores(stream_id, tuple(indexes), tuple(scores))
 
     def _plan_rerank(self, task: Rerank) -> TaskPlan:
-        rows, types = self._tokenized(task)
-        lengths = [len(row) for row in rows]
+        pairs = self._tokenized(task)
+        added = sum(map(len, self._form.around))
+        lengths = [added + len(query) + len(document) for query, document in pairs]
+        for index, length in enumerate(lengths):
+            self._inputs.check_length(length, f"documents[{index}]")
         pieces = [
-            partial(
-                self._compute,
-                task.stream_id,
-                batch,
-                [rows[index] for index in batch],
-                None if types is None else [types[index] for index in batch],
-            )
+            partial(self._compute, task.stream_id, batch, [pairs[index] for index in batch])
             for batch in cut(lengths, self._piece_tokens)
         ]
         return TaskPlan(sum(lengths), pieces)
 
-    def _tokenized(self, task: Rerank) -> tuple[_Rows, _Rows | None]:
-        """Return the tokens of all pairs, and their types. Nothing that is too long is tokenized
-        more than once: a query is in as many pairs as there are documents."""
-        queries = task.queries or (task.query,) * len(task.documents)
+    def _tokenized(self, task: Rerank) -> list[_Pair]:
+        """Return the tokens of all pairs. A query is in as many of them as there are documents, and
+        is tokenized once: 2,048 times would take a minute."""
+        queries = task.queries or (task.query,)
         for query in dict.fromkeys(queries):
             self._inputs.check_text(query, "query")
         for index, document in enumerate(task.documents):
             self._inputs.check_text(document, f"documents[{index}]")
+        firsts = _in_parts(self._form.queries, queries)
         if not task.queries:
             # No pair has fewer tokens than its query.
-            tokens = len(self._tokenizer.encode(task.query, truncation=False, verbose=False))
-            self._inputs.check_length(max(1, tokens), "query")
-        rows: list[Sequence[int]] = []
-        types: list[Sequence[int]] = []
-        pairs = zip(queries, task.documents, strict=True)
-        for part in tokenized_at_once([len(query) + len(document) for query, document in pairs]):
-            more, more_types = self._form.pairs(queries[part], task.documents[part])
-            for index, row in enumerate(more, len(rows)):
-                self._inputs.check_length(len(row), f"documents[{index}]")
-                rows.append(array("i", row))
-            types += (array("b", row) for row in more_types or ())
-        return rows, types or None
+            before, _, after = self._form.around
+            self._inputs.check_length(len(before) + len(firsts[0]) + len(after), "query")
+            firsts *= len(task.documents)
+        return [*zip(firsts, _in_parts(self._form.documents, task.documents), strict=True)]
+
+
+def _in_parts(
+    tokenize: Callable[[Sequence[str]], Sequence[_Row]], texts: Sequence[str]
+) -> list[_Row]:
+    return [
+        array("i", row)
+        for part in tokenized_at_once([len(text) for text in texts])
+        for row in tokenize(texts[part])
+    ]
 
 
 class _CrossEncoder:
@@ -166,28 +171,42 @@ class _CrossEncoder:
         self.sigmoid = encoder.settings.sigmoid
         self._model = encoder.model
         self._tokenizer = encoder.tokenizer
-        self._inputs = EncoderInputs(encoder)
         # Not every tokenizer returns the types unless it is asked to.
-        self._has_types = getattr(encoder.model.config, "type_vocab_size", 1) > 1
-
-    def pairs(self, queries: Sequence[str], documents: Sequence[str]) -> tuple[_Rows, _Rows | None]:
-        encoded = self._tokenizer(
-            list(queries),
-            list(documents),
-            truncation=False,
-            padding=False,
-            verbose=False,
-            return_token_type_ids=self._has_types,
+        has_types = getattr(encoder.model.config, "type_vocab_size", 1) > 1
+        pair = self._tokenizer(
+            "a", "b", truncation=False, padding=False, return_token_type_ids=has_types
         )
-        return encoded["input_ids"], encoded["token_type_ids"] if self._has_types else None
+        ids = pair["input_ids"]
+        (query,), (document,) = self.queries(["a"]), self.documents(["b"])
+        # What a tokenizer puts around the texts depends on neither.
+        first = ids.index(query[0])
+        last = len(ids) - ids[::-1].index(document[-1])
+        between = slice(first + len(query), last - len(document))
+        self.around: tuple[_Row, _Row, _Row] = ids[:first], ids[between], ids[last:]
+        types = pair["token_type_ids"] if has_types else None
+        self._types = types and (
+            (types[:first], types[between], types[last:]),
+            (types[first], types[last - 1]),
+        )
 
-    def score(self, rows: _Rows, types: _Rows | None) -> mx.array:
-        ids, mask = self._inputs.pad(rows)
-        padded = None
-        if types is not None:
-            longest = ids.shape[1]
-            padded = mx.array([[*row, *([0] * (longest - len(row)))] for row in types])
-        logits: mx.array = self._model(ids, attention_mask=mask, token_type_ids=padded).logits
+    def queries(self, texts: Sequence[str]) -> Sequence[_Row]:
+        encoded = self._tokenizer(
+            list(texts), add_special_tokens=False, truncation=False, padding=False, verbose=False
+        )
+        return cast("Sequence[_Row]", encoded["input_ids"])
+
+    documents = queries
+
+    def score(self, ids: mx.array, mask: mx.array, pairs: Sequence[_Pair]) -> mx.array:
+        types = None
+        if self._types is not None:
+            (before, between, after), (first, second) = self._types
+            rows = [
+                [*before, *([first] * len(query)), *between, *([second] * len(document)), *after]
+                for query, document in pairs
+            ]
+            types = mx.array([[*row, *([0] * (ids.shape[1] - len(row)))] for row in rows])
+        logits: mx.array = self._model(ids, attention_mask=mask, token_type_ids=types).logits
         return logits[:, 0]
 
 
@@ -202,32 +221,24 @@ class _Judge:
         # mlx-lm's class is inside of one that has mlx-vlm's form.
         self._model = getattr(language, "inner", language)
         self._tokenizer = encoder.tokenizer
-        self._inputs = EncoderInputs(encoder)
-        self._before = self._encode(_BEFORE)
-        self._after = self._encode(_AFTER)
+        self.around: tuple[_Row, _Row, _Row] = self._encode(_BEFORE), (), self._encode(_AFTER)
         self._yes_no = [self._encode("yes")[-1], self._encode("no")[-1]]
 
-    def pairs(self, queries: Sequence[str], documents: Sequence[str]) -> tuple[_Rows, _Rows | None]:
-        bodies = (
-            _BODY.format(query=query, document=document)
-            for query, document in zip(queries, documents, strict=True)
-        )
-        # A document that spells a special token must not end its own turn.
-        rows = [
-            [*self._before, *self._encode(body, split_special_tokens=True), *self._after]
-            for body in bodies
-        ]
-        return rows, None
+    def queries(self, texts: Sequence[str]) -> Sequence[_Row]:
+        # No token goes across the end of the query's line.
+        return [self._encode(_QUERY.format(text), split_special_tokens=True) for text in texts]
 
-    def score(self, rows: _Rows, types: _Rows | None) -> mx.array:
-        ids, _ = self._inputs.pad(rows)
+    def documents(self, texts: Sequence[str]) -> Sequence[_Row]:
+        # A document that spells a special token must not end its own turn.
+        return [self._encode(_DOCUMENT.format(text), split_special_tokens=True) for text in texts]
+
+    def score(self, ids: mx.array, mask: mx.array, pairs: Sequence[_Pair]) -> mx.array:
         inner = self._model.model
         hidden = inner.embed_tokens(ids)
         for layer in inner.layers:
             # Padding is at the end: no token of a row looks at it.
             hidden = layer(hidden, "causal", None)
-        last = mx.array([len(row) - 1 for row in rows])
-        hidden = inner.norm(hidden[mx.arange(len(rows)), last])
+        hidden = inner.norm(hidden[mx.arange(len(pairs)), mask.sum(axis=1) - 1])
         head = getattr(self._model, "lm_head", None) or inner.embed_tokens
         logits = _float32_logits(head, hidden, self._yes_no)
         return logits[:, 0] - logits[:, 1]
