@@ -24,10 +24,11 @@ from lmx.protocol.messages.tasks import (
     Vectors,
 )
 from lmx.protocol.states import ModelKind
+from lmx.protocol.wire.codec import MAX_MESSAGE_BYTES, encode
 from lmx.worker.engine.interfaces import Engine
 from lmx.worker.engine.values import TaskPlan
 from lmx.worker.mlx.encoders import encoder
-from lmx.worker.mlx.encoders.encoder import CPU_PIECE_TOKENS, cut
+from lmx.worker.mlx.encoders.encoder import CPU_PIECE_TOKENS, GPU_PIECE_TOKENS, cut
 from tests.support.models.tiny_encoders import (
     CLS,
     HIDDEN,
@@ -269,6 +270,14 @@ def test_cut_loses_nothing_and_keeps_the_limit(lengths: list[int], limit: int) -
     for batch in batches:
         padded = len(batch) * max(lengths[index] for index in batch)
         assert padded <= limit or len(batch) == 1
+
+
+def test_the_vectors_of_many_short_texts_fit_into_messages() -> None:
+    batches = cut([2] * 4096, GPU_PIECE_TOKENS)
+    for batch in batches:
+        data = bytes(4 * 8192 * len(batch))
+        assert len(encode(Vectors(1, tuple(batch), 8192, data))) < MAX_MESSAGE_BYTES
+    assert len(batches) == 4
 
 
 def test_tokenizing(tmp_path: Path) -> None:

@@ -32,6 +32,10 @@ GPU_PIECE_TOKENS: Final = 8192
 which no other piece is computed. Measured with MiniLM and the reference BLAS on one core: 180
 tokens a second."""
 
+MOST_ROWS: Final = 1024
+"""The most sequences of one forward pass. What comes of them is one message, which costs the router
+its connection if it has more than 64 MiB: 4 KiB for each number of a vector."""
+
 _LEAST_REFUSED_CHARACTERS: Final = 1 << 20
 """A text that is no longer than this is tokenized in any case, in about a second: some tokenizers
 make one token of a word of any length, and none of spaces."""
@@ -187,8 +191,8 @@ def tokenized_at_once(lengths: Sequence[int]) -> Iterator[slice]:
 
 
 def cut(lengths: Sequence[int], limit_tokens: int) -> list[list[int]]:
-    """Return the indexes of sequences, in batches of at most ``limit_tokens``, padding included.
-    Pure.
+    """Return the indexes of sequences, in batches of at most ``limit_tokens``, padding included,
+    and ``MOST_ROWS``. Pure.
 
     Sequences of similar length go together, the shortest first. One that is longer than the limit
     goes alone.
@@ -196,7 +200,8 @@ def cut(lengths: Sequence[int], limit_tokens: int) -> list[list[int]]:
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         # The sequences are sorted, so the whole batch becomes as long as this one.
-        if not batches or (len(batches[-1]) + 1) * lengths[index] > limit_tokens:
+        rows = len(batches[-1]) if batches else MOST_ROWS
+        if rows == MOST_ROWS or (rows + 1) * lengths[index] > limit_tokens:
             batches.append([])
         batches[-1].append(index)
     return batches
