@@ -147,14 +147,13 @@ class _Track:
         time_s: float | None = frame.time
         if time_s is not None:
             gap_s = time_s - (self._next_s if self._next_s is not None else time_s)
-            if gap_s < -_GAP_S and not self._waiting_count and not self._count:
+            if gap_s < 0 and not self._waiting_count and not self._count:
                 skipped = min(frame.samples, round(-gap_s * self._source_hz))
-                self._next_s = time_s
             elif gap_s > _GAP_S or self._next_s is None:
                 self._silence(gap_s)
                 self._next_s = time_s
         if self._next_s is not None:
-            self._next_s += frame.samples / self._source_hz
+            self._next_s += (frame.samples - skipped) / self._source_hz
         return skipped
 
     def _silence(self, length_s: float) -> None:

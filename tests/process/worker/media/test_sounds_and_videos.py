@@ -242,6 +242,28 @@ def test_the_sound_is_as_late_as_it_is_in_the_video(decoder: MediaDecoder) -> No
     assert np.abs(found.samples[int(1.6 * RATE_HZ) :]).max() > 0.4
 
 
+def test_what_is_heard_before_the_first_picture_is_left_out(decoder: MediaDecoder) -> None:
+    samples = np.zeros(3 * RATE_HZ, np.float32)
+    samples[2 * RATE_HZ :] = sine(440, 1.0, RATE_HZ)
+    times_s = [1 + place / 10 for place in range(20)]
+    found = video(
+        decoder,
+        "mkv",
+        video_file(
+            grey_frames(20),
+            10,
+            container="matroska",
+            times_s=times_s,
+            sound=samples,
+            rate_hz=RATE_HZ,
+            sound_codec="flac",
+        ),
+    ).sound
+    assert found is not None
+    assert np.argmax(np.abs(found.samples) > 0.2) == pytest.approx(RATE_HZ, abs=0.02 * RATE_HZ)
+    assert found.duration_s == pytest.approx(2.0, abs=0.05)
+
+
 def test_what_is_no_video_says_so(decoder: MediaDecoder) -> None:
     file = sound_file(sine(440, 1.0, 44_100), 44_100, "ipod", "aac")
     with pytest.raises(RequestError, match="has no pictures") as caught:
