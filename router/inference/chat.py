@@ -2,10 +2,9 @@
 
 from aiohttp import web
 
-from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import checked_ahead, next_step, read_object
 from lmx.router.http.endpoint import is_ovms
-from lmx.router.http.outcome import CONTEXT, note_ignored
+from lmx.router.http.outcome import note_ignored
 from lmx.router.inference.answering import Plan, answer
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_of_kind
@@ -27,8 +26,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
     An early refusal has its own status, because it comes before a stream's headers are sent.
     """
-    services, context = request.app[SERVICES], request[CONTEXT]
-    body = await read_object(request, services.spec.body_limit_bytes)
+    body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     ovms = is_ovms(request)
     shaped = await checked_ahead(request, body, "messages", MESSAGES, modernized)
     chat, generate, sources = parse_chat(shaped, ovms=ovms)
@@ -52,7 +50,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         tier=chat.tier,
     )
     generate = prepared(request, generate, "messages.tool_call_id")
-    begin = generation(services, own_request(generate, context), media)
+    begin = generation(request, generate, media)
     # Media may be megabytes of text, which nobody needs for as long as the answer takes.
     del body, shaped, chat, sources, media
     await next_step(request)

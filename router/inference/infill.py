@@ -2,9 +2,8 @@
 
 from aiohttp import web
 
-from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import next_step, read_object
-from lmx.router.http.outcome import CONTEXT, note_ignored
+from lmx.router.http.outcome import note_ignored
 from lmx.router.inference.answering import Plan, answer
 from lmx.router.inference.media import generation
 from lmx.router.inference.model_choice import models_of_kind
@@ -17,18 +16,16 @@ from lmx.router.services import SERVICES
 
 async def infill(request: web.Request) -> web.StreamResponse:
     """Write what belongs between two texts."""
-    services = request.app[SERVICES]
-    body = await read_object(request, services.spec.body_limit_bytes)
+    body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     wanted, generate = parse_infill(body)
     await next_step(request)
     note_ignored(request, ignored_fields(body, InfillRequest, INFILL))
     stream = wanted.streams
     models = await models_of_kind(request, wanted.model, stream=stream, infill=generate.infill)
-    generate = own_request(generate, request[CONTEXT])
     await next_step(request)
     plan = Plan(
         models,
-        generation(services, generate, ()),
+        generation(request, generate),
         InfillForm({model.model_id: model.context_length for model in models}),
         RequestKind.COMPLETION,
         "infill-",

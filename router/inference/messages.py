@@ -2,17 +2,15 @@
 
 from aiohttp import web
 
-from lmx.protocol.messages.tasks import Tokenized
-from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import checked_ahead, next_step, read_object
-from lmx.router.http.outcome import CONTEXT, note_ignored
+from lmx.router.http.outcome import note_ignored
 from lmx.router.http.responses import Answer, json_value
 from lmx.router.inference.answering import Plan, answer
 from lmx.router.inference.media import generation
-from lmx.router.inference.model_choice import models_for, models_of_kind
+from lmx.router.inference.model_choice import models_of_kind
 from lmx.router.inference.named_files import with_files
 from lmx.router.inference.prompts import prepared
-from lmx.router.inference.tasks import ask_tokenizer
+from lmx.router.inference.tasks import tokenized
 from lmx.router.jobs.live import RequestKind
 from lmx.router.rendering.anthropic import MessageAnswer
 from lmx.router.schema.requests.anthropic.conversation import TURNS
@@ -39,8 +37,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
 
     An early refusal has its own status, because it comes before a stream's headers are sent.
     """
-    services = request.app[SERVICES]
-    body = await read_object(request, services.spec.body_limit_bytes)
+    body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     body = await checked_ahead(request, body, "messages", TURNS)
     wanted, generate, sources = parse_messages(body)
     await next_step(request)
@@ -49,7 +46,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     generate, media = await with_files(request, generate, sources)
     models = await models_of_kind(request, wanted.model, stream=stream, media=media)
     generate = prepared(request, generate, "messages.content.tool_use_id")
-    begin = generation(services, own_request(generate, request[CONTEXT]), media)
+    begin = generation(request, generate, media)
     form = MessageAnswer(wanted.stop_texts, shows_thinking=wanted.shows_thinking)
     # Media may be megabytes of text, which nobody needs for as long as the answer takes.
     del body, wanted, sources, media
@@ -60,16 +57,10 @@ async def messages(request: web.Request) -> web.StreamResponse:
 
 async def count_tokens(request: web.Request) -> web.Response:
     """Return how many tokens the prompt of a conversation has, its images included."""
-    spec = request.app[SERVICES].spec
-    body = await read_object(request, spec.body_limit_bytes)
+    body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
     body = await checked_ahead(request, body, "messages", TURNS)
     wanted, task, sources = parse_count(body)
     await next_step(request)
     note_ignored(request, [*ignored_fields(body, CountTokensRequest, {}), *wanted.left_out])
-    task, media = await with_files(request, task, sources)
-    models = await models_for(request, wanted.model, media=media)
-    task = prepared(request, task, "messages.content.tool_use_id")
-    await next_step(request)
-    counted = await ask_tokenizer(request, models, task, media)
-    assert isinstance(counted, Tokenized)
+    counted = await tokenized(request, wanted.model, task, sources, "messages.content.tool_use_id")
     return json_value(TokenCount(input_tokens=len(counted.tokens)))

@@ -2,8 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import orjson
 from aiohttp import web
@@ -12,10 +12,9 @@ from lmx.protocol.messages.data import Generate, Infill
 from lmx.protocol.messages.snapshot import ModelView
 from lmx.protocol.messages.tasks import Embed
 from lmx.protocol.states import SlotState
-from lmx.router.http.access import own_request
 from lmx.router.http.api_family import OLLAMA
 from lmx.router.http.bodies.json_body import next_step, read_object
-from lmx.router.http.outcome import CONTEXT, note_ignored
+from lmx.router.http.outcome import note_ignored
 from lmx.router.http.responses import Answer, json_pieces, json_text
 from lmx.router.inference.answering import Plan, answer
 from lmx.router.inference.embeddings import as_array, written_vectors
@@ -62,28 +61,12 @@ class OllamaEmbeddingsAnswer(Answer):
 
 async def ollama_chat(request: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
-    body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
-    wanted, generate, sources = parse_ollama_chat(body)
-    await next_step(request)
-    note_ignored(request, [*ignored_fields(body, OllamaChatRequest, {}), *ignored_options(body)])
-    answered = await _answer(request, wanted, generate, sources, chat=True)
-    # Media may be megabytes of text, which nobody needs for as long as the answer takes.
-    del body, wanted, sources
-    await next_step(request)
-    return await answered()
+    return await _generated(request, parse_ollama_chat)
 
 
 async def ollama_generate(request: web.Request) -> web.StreamResponse:
     """Answer a prompt, or continue it."""
-    body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
-    wanted, generate, sources = parse_ollama_generate(body)
-    ignored = ignored_fields(body, OllamaGenerateRequest, {})
-    await next_step(request)
-    note_ignored(request, [*ignored, *ignored_options(body)])
-    answered = await _answer(request, wanted, generate, sources, chat=False)
-    del body, wanted, sources
-    await next_step(request)
-    return await answered()
+    return await _generated(request, parse_ollama_generate)
 
 
 async def ollama_embed(request: web.Request) -> web.Response:
@@ -111,25 +94,21 @@ async def ollama_embeddings(request: web.Request) -> web.Response:
     return json_text(b'{"embedding":' + vector + b"}")
 
 
-async def _answer(
+async def _generated(
     request: web.Request,
-    wanted: OllamaChatRequest | OllamaGenerateRequest,
-    generate: Generate,
-    sources: Sequence[MediaSource],
-    *,
-    chat: bool,
-) -> Callable[[], Awaitable[web.StreamResponse]]:
-    """Return what answers a request. It does not hold ``wanted`` and ``sources``."""
-    services, stream = request.app[SERVICES], wanted.streams
-    models = await _models(
-        request,
-        wanted.model,
-        stream=stream,
-        media=sources,
-        infill=generate.infill,
-    )
+    parse: Callable[
+        [dict[str, Any]],
+        tuple[OllamaChatRequest | OllamaGenerateRequest, Generate, Sequence[MediaSource]],
+    ],
+) -> web.StreamResponse:
+    body = await read_object(request, request.app[SERVICES].spec.body_limit_bytes)
+    wanted, generate, sources = parse(body)
+    await next_step(request)
+    note_ignored(request, [*ignored_fields(body, type(wanted), {}), *ignored_options(body)])
+    stream, infill = wanted.streams, generate.infill
+    models = await _models(request, wanted.model, stream=stream, media=sources, infill=infill)
     generate = prepared(request, generate, "messages.tool_name")
-    generate = own_request(generate, request[CONTEXT])
+    chat = isinstance(wanted, OllamaChatRequest)
     loaded, turns = None, None
     if wanted.only_loads:
         loaded = "unload" if generate.keep_alive_s == 0 else "load"
@@ -145,13 +124,16 @@ async def _answer(
     )
     if loaded == "unload" and models[0].slot is not SlotState.OCCUPIED:
         # Otherwise it would be loaded first, and others evicted for it.
-        return partial(_unloaded, form, stream=stream)
+        return _unloaded(form, stream=stream)
     kind = RequestKind.CHAT if chat else RequestKind.COMPLETION
-    plan = Plan(models, generation(services, generate, sources), form, kind, "ollama-")
-    return partial(answer, request, plan, stream=stream)
+    plan = Plan(models, generation(request, generate, sources), form, kind, "ollama-")
+    # Media may be megabytes of text, which nobody needs for as long as the answer takes.
+    del body, wanted, sources
+    await next_step(request)
+    return await answer(request, plan, stream=stream)
 
 
-async def _unloaded(form: OllamaAnswer, *, stream: bool) -> web.StreamResponse:
+def _unloaded(form: OllamaAnswer, *, stream: bool) -> web.StreamResponse:
     answer = orjson.dumps(form.unloaded(int(time.time())))
     if not stream:
         return json_text(answer)

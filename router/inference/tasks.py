@@ -18,14 +18,18 @@ from lmx.protocol.messages.tasks import (
     TaskFinished,
     TaskPart,
     Tokenize,
+    Tokenized,
     Vectors,
 )
 from lmx.router.http.bodies.capture import CAPTURES
 from lmx.router.http.bodies.json_body import next_step, read_object
 from lmx.router.http.endpoint import api_of
 from lmx.router.http.outcome import CONTEXT, Outcome, follow_outcome, note_ignored, set_outcome
+from lmx.router.inference.model_choice import models_for
+from lmx.router.inference.named_files import with_files
+from lmx.router.inference.prompts import prepared
 from lmx.router.jobs.live import LIVE_REQUEST, LiveRequest, RequestKind
-from lmx.router.media.source import MediaSource
+from lmx.router.media.source import MediaSource, PartSource
 from lmx.router.rendering.envelope import Usage
 from lmx.router.schema.requests.unsupported import ignored_fields
 from lmx.router.services import SERVICES
@@ -134,6 +138,24 @@ async def compute(
     computed = await listed.perform()
     set_outcome(request, Outcome(model=computed.model_id, prompt_tokens=computed.prompt_tokens))
     return computed
+
+
+async def tokenized(
+    request: web.Request,
+    name: str | None,
+    task: Tokenize,
+    sources: Sequence[PartSource],
+    field: str,
+) -> Tokenized:
+    """Return the tokens of a prompt, as the model of a name counts them. ``sources`` are its media,
+    and ``field`` is the one that names a result's call. Raises what :func:`ask_tokenizer` does."""
+    task, media = await with_files(request, task, sources)
+    models = await models_for(request, name, media=media)
+    task = prepared(request, task, field)
+    await next_step(request)
+    answer = await ask_tokenizer(request, models, task, media)
+    assert isinstance(answer, Tokenized)
+    return answer
 
 
 async def ask_tokenizer(

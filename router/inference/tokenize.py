@@ -9,16 +9,13 @@ from aiohttp import web
 from lmx.protocol.messages.tasks import (
     DescribeTokenizer,
     Detokenized,
-    Tokenized,
     TokenizerDescribed,
 )
 from lmx.router.http.bodies.json_body import checked_ahead, next_step, read_object
 from lmx.router.http.outcome import note_ignored
 from lmx.router.http.responses import Answer, json_text, json_value
 from lmx.router.inference.model_choice import models_for
-from lmx.router.inference.named_files import with_files
-from lmx.router.inference.prompts import prepared
-from lmx.router.inference.tasks import ask_tokenizer, read_task
+from lmx.router.inference.tasks import ask_tokenizer, read_task, tokenized
 from lmx.router.schema.requests.conversation.messages import MESSAGES
 from lmx.router.schema.requests.tasks import (
     TOKENIZE,
@@ -61,12 +58,7 @@ async def tokenize(request: web.Request) -> web.Response:
     wanted, task, sources = parse_tokenize(body)
     await next_step(request)
     note_ignored(request, ignored_fields(body, TokenizeRequest, TOKENIZE))
-    task, media = await with_files(request, task, sources)
-    models = await models_for(request, wanted.model, media=media)
-    task = prepared(request, task, "messages.tool_call_id")
-    await next_step(request)
-    answer = await ask_tokenizer(request, models, task, media)
-    assert isinstance(answer, Tokenized)
+    answer = await tokenized(request, wanted.model, task, sources, "messages.tool_call_id")
     names: Any = orjson.Fragment(answer.pieces_json) if answer.pieces_json else None
     return json_value(
         Tokens(

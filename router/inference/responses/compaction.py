@@ -3,7 +3,6 @@
 import orjson
 from aiohttp import web
 
-from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import checked_ahead, next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.inference.answering import Plan, answer
@@ -50,7 +49,6 @@ async def compact(request: web.Request) -> web.StreamResponse:
     asked = asked_of(wanted, items, key, owner=owner, earlier=len(items) - len(own))
     note_ignored(request, asked.left_out)
     generate = prepared(request, generation_of(wanted, asked), "input.call_id")
-    generate = own_request(generate, request[CONTEXT])
     generate, media = await with_files(request, generate, asked.media)
     models = await models_of_kind(request, wanted.model, stream=False, media=media)
     contexts = [model.context_length for model in models]
@@ -59,7 +57,7 @@ async def compact(request: web.Request) -> web.StreamResponse:
     users = [item for item in items if isinstance(item, MessageItem) and item.role == "user"]
     messages = [orjson.Fragment(message) for _, message in await pieces_of(request, users)]
     form = CompactedAnswer(messages, compaction_key(key, owner))
-    begin = generation(services, generate, media)
+    begin = generation(request, generate, media)
     del body, wanted, items, own, asked, users, media
     await next_step(request)
     return await answer(

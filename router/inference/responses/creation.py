@@ -10,21 +10,19 @@ import orjson
 from aiohttp import web
 
 from lmx.protocol.errors import RequestError
-from lmx.protocol.messages.tasks import Tokenized
 from lmx.protocol.models.sampling import PARAMETERS
-from lmx.router.http.access import own_request
 from lmx.router.http.bodies.json_body import checked_ahead, next_step, read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
 from lmx.router.http.responses import Answer, json_value
 from lmx.router.inference.answering import Plan, answer
 from lmx.router.inference.media import generation
-from lmx.router.inference.model_choice import models_for, models_of_kind
+from lmx.router.inference.model_choice import models_of_kind
 from lmx.router.inference.named_files import with_files
 from lmx.router.inference.prompts import prepared
 from lmx.router.inference.responses.background import begin_answer, follow_events
 from lmx.router.inference.responses.conversations import items_of, pieces_of
 from lmx.router.inference.responses.stored import earlier_items, with_referenced
-from lmx.router.inference.tasks import ask_tokenizer
+from lmx.router.inference.tasks import tokenized
 from lmx.router.jobs.job import StoredInput
 from lmx.router.jobs.live import RequestKind
 from lmx.router.rendering.responses.compaction import CompactionAnswer
@@ -115,7 +113,6 @@ async def responses(request: web.Request) -> web.StreamResponse:
     await next_step(request)
     note_ignored(request, [*ignored_fields(body, ResponsesRequest, {}), *asked.left_out])
     generate = prepared(request, generation_of(wanted, asked), "input.call_id")
-    generate = own_request(generate, request[CONTEXT])
     generate, media = await with_files(request, generate, asked.media)
     stream = wanted.streams
     models = await models_of_kind(request, wanted.model, stream=stream, media=media)
@@ -131,7 +128,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
             ItemForm(asked.tools.called, wanted.summarizes, token_key),
             logprobs=wanted.logprobs is not None,
         )
-    begin = generation(services, generate, media)
+    begin = generation(request, generate, media)
     del media
     stored = None
     if wanted.is_stored:
@@ -174,16 +171,13 @@ async def input_tokens(request: web.Request) -> web.Response:
     )
     await next_step(request)
     note_ignored(request, [*ignored_fields(body, InputTokensRequest, {}), *asked.left_out])
-    task, media = await with_files(request, tokenizing_of(wanted, asked), asked.media)
-    models = await models_for(request, wanted.model, media=media)
-    task = prepared(request, task, "input.call_id")
+    task = tokenizing_of(wanted, asked)
     try:
-        counted = await ask_tokenizer(request, models, task, media)
+        counted = await tokenized(request, wanted.model, task, asked.media, "input.call_id")
     except RequestError as error:
         if error.param == "messages":  # A worker's name for them.
             error.param = "input"
         raise
-    assert isinstance(counted, Tokenized)
     return json_value({"object": "response.input_tokens", "input_tokens": len(counted.tokens)})
 
 
