@@ -39,7 +39,7 @@ from lmx.router.schema.requests.tasks import (
 )
 from lmx.router.supervisor.directory import require_kind
 
-_AT_ONCE: Final = 64
+_AT_ONCE: Final = 16
 """How many pairs of vectors are compared before other requests get their turn on the loop:
 milliseconds of work."""
 
@@ -128,14 +128,16 @@ def _own_name(param: str, firsts: int) -> str:
 
 
 async def _cosines(computed: Computed, wanted: ScoreRequest) -> list[float]:
-    vectors: dict[int, Sequence[float]] = {}
+    vectors: dict[int, bytes] = {}
     for part in computed.parts:
         assert isinstance(part, Vectors)
-        vectors.update((index, floats_of(vector)) for index, vector in vectors_of(part))
+        vectors.update(vectors_of(part))
     firsts = len(wanted.first)
     cosines: list[float] = []
     for place in range(len(wanted.second)):
-        one, other = vectors[place if firsts > 1 else 0], vectors[firsts + place]
+        # All of them as numbers would take hundreds of megabytes.
+        one = floats_of(vectors[place if firsts > 1 else 0])
+        other = floats_of(vectors[firsts + place])
         length = math.hypot(*one) * math.hypot(*other)
         cosines.append(sum(map(mul, one, other)) / length if length else 0.0)
         if len(cosines) % _AT_ONCE == 0:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import struct
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,6 +28,8 @@ from lmx.protocol.messages.tasks import (
     Vectors,
 )
 from lmx.protocol.states import ModelKind
+from lmx.router.inference import scoring
+from lmx.router.inference.tasks import floats_of
 from tests.support.fakes.fake_peers import cold, ready, until
 from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, router_rig
 
@@ -285,6 +288,39 @@ async def test_pairs_of_an_embedding_model_are_scored_by_their_cosine(rig: Rig) 
     (task,) = rig.worker.tasks
     assert isinstance(task, Embed)
     assert task.texts == ("q", "a", "b")
+
+
+async def test_others_have_their_turn_while_many_pairs_are_scored(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [str(number) for number in range(200)]
+    turns = 0
+    read_in: list[int] = []
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def read(vector: bytes) -> tuple[float, ...]:
+        read_in.append(turns)
+        return floats_of(vector)
+
+    def many(task: Any) -> Iterable[Any]:
+        data = packed(*VECTORS[:1] * 400)
+        yield Vectors(task.stream_id, tuple(range(400)), 3, data)
+        yield TaskFinished(task.stream_id, 400)
+
+    monkeypatch.setattr(scoring, "floats_of", read)
+    await serve(rig, ModelKind.EMBEDDING, many)
+    others = asyncio.create_task(take_turns())
+    try:
+        status, answer = await rig.post_json("/score", text_1=texts, text_2=texts)
+    finally:
+        others.cancel()
+    assert status == 200 and len(answer["data"]) == 200, answer
+    assert len(read_in) == 400 and max(Counter(read_in).values()) <= 2 * scoring._AT_ONCE
 
 
 @pytest.mark.parametrize(
