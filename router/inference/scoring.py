@@ -4,7 +4,7 @@ of vLLM, Jina and Cohere."""
 import math
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from operator import mul
 from typing import Final, Literal, NotRequired
 
