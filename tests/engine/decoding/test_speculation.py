@@ -36,7 +36,12 @@ from lmx.worker.mlx.drafting.prompt_lookup import LookupDrafter
 from lmx.worker.mlx.drafting.token_drafter import TokenDrafter
 from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.sampling.sampler import BatchSampler
-from tests.support.models.tiny_models import CONTEXT_TOKENS, make_tiny_model, make_tokenizer
+from tests.support.models.tiny_models import (
+    CONTEXT_TOKENS,
+    VOCABULARY,
+    make_tiny_model,
+    make_tokenizer,
+)
 from tests.support.rigs.engine_rig import EngineRunner, spec_of
 
 GREEDY = SequenceSampling(0.0)
@@ -140,7 +145,7 @@ def speculating(
 
 
 def drafting(forward: Forward) -> DraftModel:
-    return DraftModel(forward.model, None)
+    return DraftModel(forward, None, forward.vocabulary_size)
 
 
 def compare(
@@ -482,10 +487,40 @@ def test_a_request_says_how_far_to_guess(forward: Callable[[str], Forward]) -> N
 def test_a_draft_model_with_a_short_context_stops_at_its_end(
     forward: Callable[[str], Forward],
 ) -> None:
-    draft = DraftModel(forward("llama").model, context_tokens=len(PROMPT) + 12)
+    draft = DraftModel(forward("llama"), len(PROMPT) + 12, VOCABULARY)
     rig = compare(forward("llama"), speculating(draft))
     assert acceptance(rig) == 1.0
     assert sum(drafts.accepted_tokens for drafts in rig.drafts) <= 12
+
+
+class Counting:
+    """A language model to which the highest token that it has is always the likeliest."""
+
+    def __init__(self, vocabulary_size: int) -> None:
+        self.vocabulary_size = vocabulary_size
+        self.language_model = self
+
+    def make_cache(self) -> list[Any]:
+        return []
+
+    def __call__(self, tokens: mx.array, cache: list[Any]) -> mx.array:
+        assert mx.all(tokens < self.vocabulary_size).item(), "it reads what is not there"
+        logits = mx.arange(self.vocabulary_size, dtype=mx.float32)
+        return mx.broadcast_to(logits, (*tokens.shape, self.vocabulary_size))
+
+
+@pytest.mark.parametrize(("width", "likeliest"), [(1024, VOCABULARY - 1), (200, 199)])
+def test_a_draft_model_may_be_wider_or_narrower(width: int, likeliest: int) -> None:
+    """Models with one tokenizer are padded to different numbers of tokens."""
+
+    def choose(logits: mx.array, _: int) -> mx.array:
+        assert logits.shape == (1, VOCABULARY)
+        return mx.argmax(logits, axis=-1)
+
+    model: Any = Counting(width)
+    row = DraftModel(model, None, VOCABULARY).open_sequence(Assist())
+    drafted = row.draft([5, VOCABULARY - 1], 2, choose, None)
+    assert drafted is not None and drafted.tolist() == [likeliest] * 2
 
 
 def test_a_long_prompt_is_read_by_the_draft_model_a_chunk_a_step(
@@ -508,13 +543,13 @@ def test_a_draft_model_must_speak_the_same_tokens(
     folder: Callable[[str], Path], forward: Callable[[str], Forward]
 ) -> None:
     tokenizer = load(str(folder("llama")))[1]
-    assert load_draft(folder("qwen3"), tokenizer).context_tokens == CONTEXT_TOKENS
+    assert load_draft(folder("qwen3"), tokenizer, VOCABULARY).context_tokens == CONTEXT_TOKENS
     odd = make_tokenizer()
     odd.add_tokens(["<odd>"])
     with pytest.raises(OperationError, match="differ in 1 entries"):
-        load_draft(folder("qwen3"), odd)
+        load_draft(folder("qwen3"), odd, VOCABULARY)
     with pytest.raises(OperationError, match="state that can't be taken back"):
-        load_draft(folder("lfm2"), tokenizer)
+        load_draft(folder("lfm2"), tokenizer, VOCABULARY)
 
 
 def test_an_engine_guesses_and_keeps_exactly_what_was_said(folder: Callable[[str], Path]) -> None:
@@ -583,7 +618,8 @@ def test_a_real_model_says_the_same(smollm2_dir: Path, smollm2_int4_dir: Path) -
     """Its own 4-bit version drafts well."""
     model, processor = load(str(smollm2_dir))
     tokenizer = getattr(processor, "tokenizer", processor)
-    draft = load_draft(smollm2_int4_dir, tokenizer)
+    forward = Forward(model)
+    draft = load_draft(smollm2_int4_dir, tokenizer, forward.vocabulary_size)
     prompt = tokenizer.encode("1 2 3 1 2 3 1")
-    rig = compare(Forward(model), speculating(draft), prompt=prompt, max_tokens=8)
+    rig = compare(forward, speculating(draft), prompt=prompt, max_tokens=8)
     assert acceptance(rig) > 0.5

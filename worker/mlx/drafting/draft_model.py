@@ -17,7 +17,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.data import Assist
 from lmx.worker.mlx.drafting.token_drafter import Choose, SequenceDrafter
 from lmx.worker.mlx.model.folder import read_folder
-from lmx.worker.mlx.model.forward import cache_states
+from lmx.worker.mlx.model.forward import Forward, cache_states
 from lmx.worker.mlx.model.library import open_checkpoint
 from lmx.worker.mlx.model.load import evaluate
 from lmx.worker.mlx.model.passes import note_pass
@@ -27,13 +27,17 @@ _ROLLBACK_TOKENS: Final = 64
 
 
 class DraftModel:
-    """A ``TokenDrafter`` that knows nothing of the model that checks its drafts."""
+    """A ``TokenDrafter`` that knows nothing of the model that checks its drafts, but how wide its
+    logits are: models with the same tokenizer may have different numbers of tokens behind those of
+    the tokenizer, and none looks up a token that it does not have."""
 
     observed_tokens = 0
     foresees = False
 
-    def __init__(self, model: Any, context_tokens: int | None) -> None:
-        self._language_model = getattr(model, "language_model", model)
+    def __init__(self, model: Forward, context_tokens: int | None, vocabulary_size: int) -> None:
+        self._language_model = model.language_model
+        self._most_token = model.vocabulary_size - 1
+        self._missing_tokens = vocabulary_size - model.vocabulary_size
         self.context_tokens = context_tokens
 
     def open_sequence(self, assist: Assist) -> DraftModelSequence:
@@ -57,9 +61,12 @@ class DraftModel:
 
     def _forward(self, tokens: mx.array, prompt_cache: list[Any]) -> mx.array:
         note_pass()
-        output = self._language_model(tokens, cache=prompt_cache)
-        logits: mx.array = getattr(output, "logits", output)
-        return logits[:, -1]
+        known = mx.minimum(tokens, self._most_token)
+        output = self._language_model(known, cache=prompt_cache)
+        logits: mx.array = getattr(output, "logits", output)[:, -1]
+        if self._missing_tokens > 0:
+            return mx.pad(logits, [(0, 0), (0, self._missing_tokens)], constant_values=-mx.inf)
+        return logits[:, : self._most_token + 1 + self._missing_tokens]
 
 
 class DraftModelSequence(SequenceDrafter):
@@ -132,9 +139,11 @@ class DraftModelSequence(SequenceDrafter):
         self._drafted_in_cache = 0
 
 
-def load_draft(folder: Path, tokenizer: Any, *, allow_code: bool = False) -> DraftModel:
-    """Load the draft model in ``folder``, for a model with ``tokenizer``. ``allow_code``: the code
-    of the draft model's own tokenizer may run.
+def load_draft(
+    folder: Path, tokenizer: Any, vocabulary_size: int, *, allow_code: bool = False
+) -> DraftModel:
+    """Load the draft model in ``folder``, for a model with ``tokenizer`` and logits of this width.
+    ``allow_code``: the code of the draft model's own tokenizer may run.
 
     Raises :class:`OperationError` when it can't be loaded as it is, or can't draft for that
     model, and as :func:`lmx.worker.mlx.model.library.open_checkpoint` does.
@@ -149,7 +158,7 @@ def load_draft(folder: Path, tokenizer: Any, *, allow_code: bool = False) -> Dra
             f"The draft model in {folder} can't draft for this model: {differs}. Choose one "
             "with the same tokenizer.",
         )
-    draft = DraftModel(checkpoint.model, config.context_tokens)
+    draft = DraftModel(checkpoint.forward, config.context_tokens, vocabulary_size)
     draft.check()
     return draft
 

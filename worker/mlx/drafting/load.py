@@ -88,7 +88,12 @@ def make_drafter(spec: SpeculationSpec, folder: Path, target: LoadedModel) -> To
     kind = drafter_kind(config)
     if kind is None:
         # The configuration that allows code of its own to the model names the draft model too.
-        return load_draft(draft, target.tokenizer, allow_code=target.allow_code)
+        return load_draft(
+            draft,
+            target.tokenizer,
+            target.forward.vocabulary_size,
+            allow_code=target.allow_code,
+        )
     if (name := drafter_type(config)) in _UNUSED:
         raise OperationError(
             ErrorCode.CONFIG_INVALID,
