@@ -16,6 +16,7 @@ import mlx.core as mx
 import structlog
 from mlx_vlm.generate.common import generation_stream
 
+from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.cache_folder import cache_dir
 from lmx.protocol.messages.specs import WorkerSpec
 from lmx.protocol.messages.tasks import Task, TaskReply
@@ -116,6 +117,7 @@ class MlxGenerator:
         self._ranks = ranks
         advanced(LoadPhase.WARMUP, None, "")
         facts, tokenizer, forward = loaded.facts, loaded.tokenizer, loaded.forward
+        _check_numbers(forward, facts)
         markers = marker_ids(tokenizer, facts.tool_parser, facts.reasoning)
         self._text = TokenText(tokenizer, facts.eos_token_ids, markers)
         self._renderer = Renderer(spec.render_timeout_s)
@@ -444,6 +446,19 @@ def _media_prompts(loaded: LoadedModel) -> MediaPrompts | None:
     config = loaded.model.config
     model_type = str(getattr(config, "model_type", ""))
     return MediaPrompts(loaded.processor, loaded.tokenizer, config, model_type)
+
+
+def _check_numbers(forward: Forward, facts: ModelFacts) -> None:
+    """Raise :class:`OperationError` for a model that computes something else than numbers. The
+    trials would take it for one that can do nothing, and it would answer with its first token."""
+    token = min(facts.eos_token_ids, default=0)
+    logits = forward.decode(mx.array([[token]]), forward.new_cache(), None)
+    if mx.isnan(logits).any().item():
+        raise OperationError(
+            ErrorCode.MODEL_SOURCE_INVALID,
+            "The model computes something else than numbers: its weights are damaged, or too large "
+            "for their type (float16). Fetch it again, or choose another conversion of it.",
+        )
 
 
 def _warm_up(rows: BatchEngine, facts: ModelFacts) -> None:

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import mlx_lm.models.llama
 import mlx_vlm.models.llama.llama
+import numpy as np
 import pytest
 
 from lmx.protocol.errors import ErrorCode
@@ -20,6 +22,7 @@ from lmx.worker.service.failures import LoadFailure, load_failure
 from tests.support.models.media_models import make_media_model
 from tests.support.models.text_models import make_text_model
 from tests.support.models.tiny_encoders import make_bert
+from tests.support.models.tiny_models import make_tiny_model
 from tests.support.rigs.engine_rig import spec_of
 
 
@@ -185,3 +188,15 @@ def test_what_may_pass_is_tried_again(
     """And with the same library: another one would serve the model until then."""
     broken(monkeypatch, LLAMAS[0], error)
     assert not failure_of(text, ModelKind.CHAT).permanent
+
+
+def test_a_model_that_computes_no_numbers_is_refused(tmp_path: Path) -> None:
+    file = weights_of(make_tiny_model(tmp_path, "llama"))
+    read: Any = mx.load(str(file))
+    weights = {name: mx.array(np.array(each)) for name, each in read.items()}
+    (damaged,) = [name for name in weights if "layers.1" in name and "o_proj.weight" in name]
+    weights[damaged] = mx.full(weights[damaged].shape, mx.nan)
+    mx.save_safetensors(str(file), weights, {"format": "mlx"})
+    failure = failure_of(tmp_path, ModelKind.CHAT)
+    assert failure.code is ErrorCode.MODEL_SOURCE_INVALID
+    assert "computes something else than numbers" in failure.message
