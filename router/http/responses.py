@@ -101,6 +101,12 @@ def page_ends(ids: Sequence[str], *, has_more: bool) -> PageEnds:
     return {"first_id": first_id, "last_id": last_id, "has_more": has_more}
 
 
+def json_page(shown: Sequence[tuple[str, Any]], *, has_more: bool) -> web.Response:
+    """Return a page of a list as JSON: what is shown, each with its id."""
+    ends = page_ends([shown_id for shown_id, _ in shown], has_more=has_more)
+    return json_value({"object": "list", "data": [one for _, one in shown], **ends})
+
+
 def json_pieces(pieces: Sequence[bytes]) -> web.Response:
     """Return JSON that consists of pieces, which are not joined if they are large."""
     if sum(map(len, pieces)) <= _PIECE_BYTES:

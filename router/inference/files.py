@@ -14,7 +14,7 @@ from lmx.router.files.tables import FileRow, Page
 from lmx.router.http.bodies.form import Upload, read_form
 from lmx.router.http.endpoint import is_of_anthropic
 from lmx.router.http.outcome import CONTEXT
-from lmx.router.http.responses import Answer, ListPage, json_value, page_ends
+from lmx.router.http.responses import Answer, ListPage, json_page, json_value
 from lmx.router.inference.named_files import FILE_ID, missing_file, named_file
 from lmx.router.rendering.envelope import utc_text
 from lmx.router.schema.requests.files import (
@@ -137,13 +137,7 @@ async def list_files(request: web.Request) -> web.Response:
     if page is None:
         raise invalid("after", f"is not the id of one of the files: {short(query.after)}.")
     rows, has_more = page
-    return json_value(
-        {
-            "object": "list",
-            "data": [file_object(row) for row in rows],
-            **page_ends([row.id for row in rows], has_more=has_more),
-        }
-    )
+    return json_page([(row.id, file_object(row)) for row in rows], has_more=has_more)
 
 
 async def get_file(request: web.Request) -> web.Response:

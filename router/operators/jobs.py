@@ -15,7 +15,7 @@ from aiohttp import web
 from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.router.http.bodies.capture import CAPTURES
 from lmx.router.http.outcome import CONTEXT
-from lmx.router.http.responses import Answer, ListPage, json_value, page_ends
+from lmx.router.http.responses import Answer, ListPage, json_page, json_value
 from lmx.router.jobs.live import LiveRequest, LiveState, RequestShown, cancel_job
 from lmx.router.jobs.records import JobRow, JobState, Wanted
 from lmx.router.rendering.envelope import GenerationUsage, Timings
@@ -142,13 +142,7 @@ async def list_jobs(request: web.Request) -> web.Response:
             "from the first.",
         )
     rows, has_more = page
-    return json_value(
-        {
-            "object": "list",
-            "data": [_job(services, row) for row in rows],
-            **page_ends([row.id for row in rows], has_more=has_more),
-        }
-    )
+    return json_page([(row.id, _job(services, row)) for row in rows], has_more=has_more)
 
 
 async def get_job(request: web.Request) -> web.Response:

@@ -18,7 +18,7 @@ from lmx.router.files.store import FileStore, check_cancelling, input_name
 from lmx.router.files.tables import FileRow, Page
 from lmx.router.http.bodies.json_body import read_object
 from lmx.router.http.outcome import CONTEXT, note_ignored
-from lmx.router.http.responses import Answer, ListPage, json_value, page_ends
+from lmx.router.http.responses import Answer, ListPage, json_page, json_value
 from lmx.router.inference.batches.lines import MOST_INPUT_BYTES
 from lmx.router.inference.batches.validation import linked
 from lmx.router.inference.named_files import missing_file, named_file
@@ -163,13 +163,7 @@ async def list_batches(request: web.Request) -> web.Response:
     if found is None:
         raise invalid("after", f"is not the id of one of the batches: {short(query.after)}.")
     rows, has_more = found
-    return json_value(
-        {
-            "object": "list",
-            "data": [batch_object(row) for row in rows],
-            **page_ends([row.id for row in rows], has_more=has_more),
-        }
-    )
+    return json_page([(row.id, batch_object(row)) for row in rows], has_more=has_more)
 
 
 async def get_batch(request: web.Request) -> web.Response:

@@ -17,7 +17,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.http.bodies.json_body import next_step, parse_stored, read_object
 from lmx.router.http.bodies.limits import MAX_VALUES
 from lmx.router.http.outcome import CONTEXT
-from lmx.router.http.responses import Answer, json_text, json_value, page_ends
+from lmx.router.http.responses import Answer, json_page, json_text, json_value
 from lmx.router.inference.responses.stored import checked_in_steps, with_referenced
 from lmx.router.jobs import conversations
 from lmx.router.jobs.conversations import ConversationRow, ItemPage, Piece, Room
@@ -282,10 +282,5 @@ def _object(row: ConversationRow) -> ConversationObject:
 
 
 def _listed(pieces: Sequence[Piece], *, has_more: bool) -> web.Response:
-    return json_value(
-        {
-            "object": "list",
-            "data": [orjson.Fragment(item) for _, item in pieces],
-            **page_ends([item_id for item_id, _ in pieces], has_more=has_more),
-        }
-    )
+    shown = [(item_id, orjson.Fragment(item)) for item_id, item in pieces]
+    return json_page(shown, has_more=has_more)

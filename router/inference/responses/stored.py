@@ -16,7 +16,7 @@ from lmx.router.event_loop import yield_to_loop
 from lmx.router.http.bodies.json_body import parse_stored
 from lmx.router.http.bodies.limits import MAX_NUMBERS, MAX_VALUES
 from lmx.router.http.outcome import CONTEXT
-from lmx.router.http.responses import Answer, ListPage, json_text, json_value, page_ends
+from lmx.router.http.responses import Answer, ListPage, json_page, json_text, json_value
 from lmx.router.inference.responses.background import follow_events
 from lmx.router.jobs.live import LiveState, cancel_job
 from lmx.router.jobs.records import JobState, StoredResponse, Turn
@@ -120,13 +120,8 @@ async def input_items(request: web.Request) -> web.Response:
             raise invalid("after", f"is not the id of one of the items: {short(query.after)}.")
         begin = ids.index(query.after) + 1
     page = listed[begin : begin + query.limit]
-    return json_value(
-        {
-            "object": "list",
-            "data": page,
-            **page_ends([item["id"] for item in page], has_more=begin + query.limit < len(listed)),
-        }
-    )
+    shown = [(item["id"], item) for item in page]
+    return json_page(shown, has_more=begin + query.limit < len(listed))
 
 
 async def earlier_items(request: web.Request, previous_id: str) -> list[Item]:
