@@ -70,6 +70,7 @@ from lmx.router.peers.relay import (
 from lmx.router.peers.staying import movable
 from lmx.router.peers.targets import Target, Targets, fitting, is_known, none_takes, targets
 from lmx.router.supervisor.directory import Directory
+from lmx.router.workers.fallback import NOT_LOADED
 
 _CONNECT_S: Final = 2.0
 _KEPT_S: Final = 30.0
@@ -141,15 +142,17 @@ class Federation:
         )
 
     def put(self, peers: tuple[Peer, ...]) -> None:
-        """Ask these peers from now on. Streams that come from others continue."""
+        """Ask these peers from now on. Streams that come from others continue, and all that a
+        machine computes whose address or key has changed."""
         wanted = {peer.name: peer for peer in peers}
         before: dict[str, PeerLink] = {}
         for name, link in list(self.links.items()):
             if wanted.get(name) != link.peer:
                 self._tasks.pop(name).cancel()
                 before[name] = self.links.pop(name)
-                # Nobody asks it any more whether it still answers.
-                before[name].lose("it is no peer any more")
+                if name not in wanted:
+                    # Nobody asks it any more whether it still answers.
+                    before[name].lose("it is no peer any more")
         for name, peer in wanted.items():
             if name not in self.links:
                 link = self.links[name] = PeerLink(peer, self._own.name, self._session)
@@ -233,11 +236,12 @@ class Federation:
         form = answer_form(endpoint, body)
         events = EventStream(request, self._spec.stall_timeout_s)
         first: LmxError | None = None
-        tried: set[str] = set()
+        tried: set[object] = set()
         while choice := self._best(found, hashes, directory, tried):
             target, rank = choice
             machine = self._own.name if target is None else target.link.name
-            tried.add(machine)
+            where = self._own if target is None else target.link
+            tried.add(where)
             try:
                 if target is None:
                     own = hashes(found.own[0].model_id)
@@ -257,6 +261,10 @@ class Federation:
                     return await self._failed(request, events, refused)
                 error = refused
             first = first or error
+            if target is not None and error.code in NOT_LOADED:
+                # Its other models may be loaded, or fit.
+                tried.remove(where)
+                tried.add((where, target.model.model_id))
             _log.info("peer.next", machine=machine, reason=error.message)
             # Others may answer by now.
             directory = self._own.directory(directory, request[CONTEXT].grant)
@@ -480,7 +488,7 @@ class Federation:
         body: Mapping[str, Any],
         directory: Directory,
         hashes: "Hashes",
-        tried: set[str],
+        tried: set[object],
         link: PeerLink,
     ) -> float:
         """Return for how long a request that a peer has not begun to answer waits for it while it
@@ -519,15 +527,15 @@ class Federation:
         return Targets(() if remote and drained else found.own, remote, found.own_name)
 
     def _best(
-        self, found: Targets, hashes: "Hashes", directory: Directory, tried: set[str]
+        self, found: Targets, hashes: "Hashes", directory: Directory, tried: set[object]
     ) -> tuple[Target | None, Rank] | None:
-        """Return where a request is to go, of the machines that were not tried; the target is None
-        for this one. None: there is none."""
+        """Return where a request is to go; the target is None for this machine. None: there is
+        none. ``tried`` has the machines that are left out, and the links with a model's id."""
         there: dict[Candidate, Target | None] = {}
         running = self._own.running(directory)
         state = directory.snapshot
         loads = self._own.loads(state)
-        for place, view in enumerate(() if self._own.name in tried else found.own):
+        for place, view in enumerate(() if self._own in tried else found.own):
             model = replace(offered(view), tokens_per_s=self._own.speed(view.model_id))
             count = running[view.base or view.model_id]
             held = longest(hashes(view.model_id), self._own.held(view))
@@ -539,7 +547,9 @@ class Federation:
         for target in found.remote:
             link, model, machine = target.link, target.model, target.link.state
             assert machine is not None, "a link that answers has a state"
-            if machine.drained or not model.available or link.name in tried:
+            if machine.drained or not model.available:
+                continue
+            if not tried.isdisjoint((link, (link, model.model_id))):
                 continue
             held = longest(hashes(model.model_id), link.held_by(model))
             candidate = _candidate(

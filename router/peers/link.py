@@ -15,6 +15,7 @@ from lmx.router.event_loop import ends_in_time
 from lmx.router.peers.forwarded import FORWARDED_HEADER
 from lmx.router.peers.machine import (
     MOST_BYTES,
+    PEER_STATE_PATH,
     MachineState,
     OfferedModel,
     openai_state,
@@ -38,7 +39,6 @@ _SENT_S: Final = 10.0
 FIRST_ANSWER_S: Final = 5.0
 """How long somebody waits for a peer's first answer: longer than it may take for it."""
 
-PEER_STATE_PATH: Final = "/admin/peer"
 _log = structlog.get_logger()
 
 
@@ -135,7 +135,9 @@ class PeerLink:
                 async with asyncio.timeout(_ANSWER_S if is_lmx else _OPENAI_ANSWER_S):
                     state = await self._asked()
             except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
-                self.lose(_in_words(error))
+                # Another server may answer nobody while it computes for this machine.
+                if is_lmx or not self.running or type(error) is not TimeoutError:
+                    self.lose(_in_words(error))
             except Exception:
                 self.lose("what it said could not be understood")
                 raise

@@ -16,6 +16,7 @@ import orjson
 from lmx.protocol.errors import ProtocolError
 from lmx.protocol.wire.codec import from_map, to_map, untrimmed
 
+PEER_STATE_PATH: Final = "/admin/peer"
 MOST_BYTES: Final = 1024 * 1024
 """A longer answer of a peer is not read."""
 

@@ -84,14 +84,18 @@ class OwnMachine:
             found[name if model is None else directory.base(model).model_id] += count
         return found
 
-    def state(self) -> MachineState:
-        """Return all of it."""
+    def state(self, key: ApiKey | None) -> MachineState:
+        """Return all of it that a peer with this key may use."""
         directory = self._directory()
         views = () if directory is None else directory.models
         ids = {view.model_id for view in views}
         self._books = {name: book for name, book in self._books.items() if name in ids}
         running = Counter[str]() if directory is None else self.running(directory)
-        models = tuple(self._offered(view, running) for view in views)
+        models = tuple(
+            self._offered(view, running)
+            for view in views
+            if key is None or key.allows(view.model_id)
+        )
         snapshot = None if directory is None else directory.snapshot
         return MachineState(
             machine=self.name,

@@ -123,12 +123,12 @@ class Peers:
                 return shown(model, machine) if key is None or key.allows(model.model_id) else None
         return None
 
-    def own_state(self) -> "MachineState":
-        """Return how this machine is, for a peer that asks."""
+    def own_state(self, key: ApiKey | None) -> "MachineState":
+        """Return how this machine is, for a peer that asks with this key."""
         self._asked_at_s = time.monotonic()
         self._open()
         assert self._own is not None
-        return self._own.state()
+        return self._own.state(key)
 
     async def close(self) -> None:
         """End all that runs."""

@@ -41,6 +41,7 @@ from lmx.router.http.responses import add_vary, json_text
 from lmx.router.inference.batches.attempts import PASSING
 from lmx.router.jobs.live import LIVE_REQUEST
 from lmx.router.peers.forwarded import FORWARDED_HEADER, read_headers
+from lmx.router.peers.machine import PEER_STATE_PATH
 from lmx.router.record_file import READER
 from lmx.router.server.sending import send_response
 from lmx.router.services import Services
@@ -215,7 +216,8 @@ class RequestServer:
             return _refuse(request, stranger)
         if ORIGIN in request and is_preflight(request):
             return _Answer(self.cors.preflight(request))
-        if self.services.traffic.closed:
+        # Peers hear that it takes no more: what it computes for them meanwhile is theirs.
+        if self.services.traffic.closed and request.path != PEER_STATE_PATH:
             return _refuse(request, _SHUTTING_DOWN)
         quiet = endpoint is not None and endpoint.quiet
         # Operators must get through while the server is at its limit.

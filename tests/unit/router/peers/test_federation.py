@@ -28,6 +28,7 @@ from lmx.router.supervisor import queries
 from lmx.router.supervisor.link import SupervisorLink
 from tests.support.fakes.fake_peers import (
     FakeStream,
+    Script,
     cold,
     fails,
     plays,
@@ -36,7 +37,13 @@ from tests.support.fakes.fake_peers import (
     until,
     until_cancelled,
 )
-from tests.support.rigs.federation_rig import CLIENT_KEY, asked, federation, peer_key
+from tests.support.rigs.federation_rig import (
+    CLIENT_KEY,
+    asked,
+    federation,
+    know_each_other,
+    peer_key,
+)
 from tests.support.rigs.router_rig import INSTANCE, MODEL, TEXTS, Rig, answer, joined_text
 
 REMOTE = "org/remote-model"
@@ -295,7 +302,7 @@ async def test_a_machine_that_stops_answering_loses_its_part_in_two_seconds() ->
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             if stopped.is_set() or b"POST" in await reader.read(4):
                 await asyncio.sleep(3600)
-            state = {**to_map(b.router.peers.own_state()), "machine": "mute"}
+            state = {**to_map(b.router.peers.own_state(None)), "machine": "mute"}
             payload = json.dumps(state).encode()
             head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
             writer.write(head.encode() + payload)
@@ -762,9 +769,10 @@ async def test_a_peer_key_for_other_models_leaves_the_peer_where_it_is() -> None
             assert (response.status, response.headers["X-Lmx-Machine"]) == (200, "c")
         assert all(link.answers for link in a.router.peers.links)
         status, found = await a.chat_json(model=f"{MODEL}@b")
-        assert (status, found["error"]["code"]) == (503, "peer_unavailable")
+        assert (status, found["error"]["code"]) == (404, "model_not_found"), "it is in no list"
         others = replace(few, families=(KeyFamily.ANTHROPIC,))
         b.router.keys.put(Keyring.of((others,), required=True))
+        await asked(a)
         status, found = await a.chat_json(model=f"{MODEL}@b")
         assert (status, found["error"]["code"]) == (503, "peer_unavailable")
         assert all(link.answers for link in a.router.peers.links), "others may use it"
@@ -810,6 +818,71 @@ async def test_the_models_of_a_peer_with_another_key_stay_known_until_it_answers
         (link,) = a.router.peers.links
         assert not link.answers
         assert a.router.peers.model_ids == (REMOTE,), "what was counted of it stays"
+
+
+async def test_what_a_peer_computes_is_answered_though_its_key_changes() -> None:
+    go = asyncio.Event()
+    async with federation("ab", {"b": answers_after(go)}) as (a, b):
+        await with_remote(b, a)
+        calls = [asyncio.create_task(a.chat_json(model=REMOTE)) for _ in range(2)]
+        await until(lambda: len(b.worker.streams) == 2)
+        (before,) = a.router.peers.links
+        for key in ("sk-lmx-another", before.peer.key):
+            a.router.peers.put(PeerList.of((replace(before.peer, key=key),)))
+        await know_each_other(a, 1)
+        go.set()
+        assert [(await call)[0] for call in calls] == [200, 200]
+        assert len(b.worker.streams) == 2
+
+
+async def test_a_peer_that_ends_answers_what_it_has_begun_and_gets_nothing_more() -> None:
+    go = asyncio.Event()
+    async with federation("ab", {"b": answers_after(go)}) as (a, b):
+        await with_remote(b, a)
+        calls = (
+            asyncio.create_task(a.chat_json(model=REMOTE)),
+            asyncio.create_task(a.chat_events(model=REMOTE)),
+        )
+        await until(lambda: len(b.worker.streams) == 2)
+        ending = asyncio.create_task(b.router.stop(grace_s=180.0))
+        (link,) = a.router.peers.links
+        await until(lambda: link.state is not None and link.state.drained)
+        await asked(a)
+        assert link.answers
+        status, found = await a.chat_json(model=REMOTE)
+        assert (status, found["error"]["code"]) == (503, "peer_unavailable")
+        go.set()
+        assert (await calls[0])[0] == 200
+        assert joined_text(await calls[1]) == "".join(TEXTS)
+        assert len(b.worker.streams) == 2
+        await ending
+
+
+def answers_after(go: asyncio.Event) -> Script:
+    """A script that answers once the event is set."""
+
+    async def script(stream: FakeStream) -> None:
+        await go.wait()
+        await answer(stream)
+
+    return script
+
+
+async def test_a_route_goes_on_with_the_other_models_of_a_peer() -> None:
+    no_room = refuses(ErrorCode.INSUFFICIENT_MEMORY, "no room")
+    async with federation("ab", {"b": no_room}) as (a, b):
+        await a.publish()
+        second = b.add_worker("0000000b", answer)
+        first = ready("org/first", INSTANCE, created_s=1)
+        await b.publish(first, ready("org/second", "0000000b", created_s=1))
+        await asked(a)
+        status, found = await a.chat_json(model="auto")
+        assert (status, found["model"]) == (200, "org/second"), found
+        # What is wrong with the machine, and not with the model, is wrong with all of them.
+        b.worker.script = refuses(ErrorCode.QUEUE_FULL, "not now")
+        status, found = await a.chat_json(model="auto")
+        assert (status, found["error"]["code"]) == (429, "queue_full"), found
+        assert len(second.streams) == 1
 
 
 async def test_without_peers_nothing_runs_and_the_last_one_gone_nothing_is_asked() -> None:
@@ -1089,6 +1162,47 @@ async def test_a_server_that_ignores_stream_gives_no_empty_answer() -> None:
         status, found = await a.chat_json(model=REMOTE, stream=True)
         assert (status, found["error"]["code"]) == (503, "peer_lost")
         assert "answer that is invalid" in found["error"]["message"]
+
+
+async def test_a_server_that_computes_one_request_at_a_time_is_not_lost_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It answers nobody while it computes."""
+    monkeypatch.setattr(peer_link, "_OPENAI_POLL_S", 0.05)
+    monkeypatch.setattr(peer_link, "_OPENAI_ANSWER_S", 0.5)
+    monkeypatch.setattr(federation_module, "_RETURN_S", 0.0)
+    go, computing, unanswered = asyncio.Event(), asyncio.Event(), 0
+    listed = http_answer(json.dumps({"data": [{"id": REMOTE}]}).encode())
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal unanswered
+        posted = (await reader.readuntil(b"\r\n\r\n")).startswith(b"POST")
+        if posted:
+            computing.set()
+        elif computing.is_set():
+            unanswered += 1
+        if computing.is_set():
+            await go.wait()
+        writer.write(http_answer(b"{}", "400 Bad Request") if posted else listed)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with federation("a") as (a,), server:
+        port = server.sockets[0].getsockname()[1]
+        a.router.peers.put(
+            PeerList.of((Peer("slow", f"http://127.0.0.1:{port}", PeerKind.OPENAI),))
+        )
+        (link,) = a.router.peers.links
+        await until(lambda: link.answers)
+        call = asyncio.create_task(a.chat_json(model=REMOTE))
+        await until(lambda: unanswered > 2)
+        assert link.answers
+        go.set()
+        assert (await call)[0] == 400, "what it said"
+        # It has nothing to do, and does not answer.
+        go.clear()
+        await until(lambda: not link.answers)
+        go.set()
 
 
 async def test_models_with_odd_names_are_left_out() -> None:

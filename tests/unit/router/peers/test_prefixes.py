@@ -94,6 +94,6 @@ def test_the_hashes_of_many_models_leave_room_for_the_rest() -> None:
         for number in range(80):
             at = (each * 80 + number) * 1000
             own.note(model.model_id, range(at, at + 1000))
-    state = written(own.state(), None)
+    state = written(own.state(None), None)
     assert min(len(one["prefixes"]) for one in state["models"]) > 10_000, "each has its share"
     assert len(orjson.dumps(state)) < MOST_BYTES
