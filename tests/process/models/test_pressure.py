@@ -44,20 +44,3 @@ async def test_who_grows_beyond_the_budget_is_warned_then_ended_and_the_others_l
             assert (again.text, again.errors) == ("word " * 3, [])
             await living.hang_up()
         assert lmx.status()["supervisor"]["missing_bytes"] == 0
-
-
-async def test_a_small_excess_costs_an_idle_model_its_place_and_nobody_an_answer() -> None:
-    models = [scripted(name, memory_bytes="100 MiB") for name in ("grows", "idle")]
-    memory = {"budget_bytes": "320 MiB", "min_residency_s": 0}
-    with rig({"models": models, "memory": memory}) as lmx:
-        for name in ("grows", "idle"):
-            lmx.wait_state(name, "ready")
-        async with http() as session:
-            body = {"tokens": 40, "step_s": 0.05, "grow_mib": 220}
-            stream = Stream(session, lmx.url, ask("grows", body))
-            await asyncio.to_thread(lmx.wait_state, "idle", "cold")
-            await stream.ended()
-            assert (stream.text, stream.errors) == ("word " * 40, [])
-        assert lmx.worker("idle")["last_exit"]["cause"] == "evicted"
-        assert lmx.worker("grows")["exits"] == {}
-        assert lmx.worker("grows")["reserved_bytes"] > 220 * 1024**2

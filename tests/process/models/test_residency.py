@@ -179,8 +179,8 @@ class TestPinned:
 @pytest.fixture(scope="class")
 def with_keep_alive() -> Iterator[Rig]:
     models = [
-        model("global"), model("own", keep_alive=0.4), model("asked", keep_alive="forever"),
-        model("stays", keep_alive=-1), model("working"), model("pinned", pinned=True),
+        model("global"), model("own", keep_alive=0.4), model("stays", keep_alive=-1),
+        model("working"), model("pinned", pinned=True),
     ]  # fmt: skip
     with rig({"models": models, "memory": {"keep_alive": "2s"}}) as lmx:
         yield lmx
@@ -217,17 +217,6 @@ class TestKeepAlive:
         for name in ("global", "own", "working"):
             assert after[name]["last_exit"]["cause"] == "expired"
         assert after["stays"]["expires_in_s"] is None
-
-    async def test_a_requests_word_goes_before_the_models(self, with_keep_alive: Rig) -> None:
-        async with http() as session:
-            await answered(session, with_keep_alive.url, "asked", keep_alive=0)
-            await asyncio.to_thread(with_keep_alive.wait_state, "asked", "cold")
-            await answered(session, with_keep_alive.url, "own", keep_alive="1h")
-            await asyncio.sleep(1.0)  # more than twice its own limit
-            line = await asyncio.to_thread(with_keep_alive.worker, "own")
-            assert (line["state"], 3500 < line["expires_in_s"] <= 3600) == ("ready", True)
-            await answered(session, with_keep_alive.url, "own", keep_alive=0)
-            await asyncio.to_thread(with_keep_alive.wait_state, "own", "cold")
 
 
 @pytest.fixture(scope="class")
