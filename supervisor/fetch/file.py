@@ -6,7 +6,10 @@ file is put where the client keeps it, so that the client then finds it there. T
 inside the fetch program.
 """
 
+import errno
 import hashlib
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +34,10 @@ from lmx.protocol.host.disk_sync import sync
 from lmx.supervisor.fetch.errors import requested_wait_s
 
 _READ_BYTES: Final = 1 << 20
+SPARE_BYTES: Final = 1 << 30
+"""Left free on the disk, whatever else is downloaded to it at the same time."""
+
+_DISK_LOOK_BYTES: Final = 1 << 24
 # What has come of a piece is lost when a connection breaks.
 _PIECE_BYTES: Final = 1 << 16
 _LOCK_LOOK_S: Final = 2.0
@@ -116,8 +123,13 @@ class _Part:
     def write(self, piece: bytes) -> None:
         self._file.write(piece)
         self._hash.update(piece)
+        looks = self.size_bytes // _DISK_LOOK_BYTES
         self.size_bytes += len(piece)
         self._advanced(len(piece))
+        if self.size_bytes // _DISK_LOOK_BYTES > looks:
+            path = self._file.name
+            if shutil.disk_usage(path).free < SPARE_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     def restart(self) -> None:
         self._file.seek(0)
@@ -151,7 +163,8 @@ def fetch_file(
     with each piece, of that earlier part too, and less than 0 where one is thrown away.
 
     Another process that downloads the same file is waited for. Raises what the hub client does,
-    and ``OperationError`` when what comes is not what the hub says, however often.
+    ``OSError`` when the disk gets full, and ``OperationError`` when what comes is not what the hub
+    says, however often.
     """
     blob.parent.mkdir(parents=True, exist_ok=True)
     lock.parent.mkdir(parents=True, exist_ok=True)

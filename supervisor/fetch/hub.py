@@ -31,7 +31,14 @@ from huggingface_hub.utils import filter_repo_objects
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.models.adapter import read_adapter_config
 from lmx.supervisor.fetch.errors import explained
-from lmx.supervisor.fetch.file import LONGEST_WAIT_S, HubFile, fetch_file, part_of, patiently
+from lmx.supervisor.fetch.file import (
+    LONGEST_WAIT_S,
+    SPARE_BYTES,
+    HubFile,
+    fetch_file,
+    part_of,
+    patiently,
+)
 from lmx.supervisor.fetch.progress import Counted, Report, gb
 from lmx.supervisor.memory.files import (
     given_again,
@@ -49,8 +56,6 @@ ADAPTER = ("adapter_config.json", "adapters.safetensors", "adapter_model.safeten
 training left, stays there."""
 
 _NEVER: Final = frozenset({".py", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
-# Left free after a download, so that the machine does not end up with a full disk.
-SPARE_BYTES = 1 << 30
 _AT_ONCE: Final = 4
 _SHOWN_NAMES: Final = 8
 # What the hub says becomes paths.

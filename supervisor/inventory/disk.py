@@ -3,6 +3,7 @@ deleted: that is done in :mod:`lmx.supervisor.inventory.deletion`."""
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -122,6 +123,13 @@ async def delete_folder(folder: Path) -> int:
     return await _within(_DELETE_S, _delete_folder, folder, done="deleted")
 
 
+async def delete_unfinished(models: Path) -> int:
+    """Delete what programs that were killed have left of the folders that they made. Returns the
+    bytes that this frees on the disk. Raises :class:`OperationError` if the disk does not answer.
+    """
+    return await _within(_DELETE_S, _delete_unfinished, models, done="cleared")
+
+
 async def _within(within_s: float, work: Callable[[Path], _T], folder: Path, done: str) -> _T:
     # The folder may be a link to a disk that does not answer, which keeps a thread for as long.
     try:
@@ -166,6 +174,18 @@ def _delete_folder(folder: Path) -> int:
             ErrorCode.INTERNAL, f"{error.filename or folder} can't be deleted: {error.strerror}"
         ) from error
     return before_bytes
+
+
+def _delete_unfinished(models: Path) -> int:
+    freed_bytes = 0
+    for left in models.glob(".*.part"):
+        # Whatever makes such a folder holds its lock; and what can't be deleted hinders nobody.
+        with contextlib.suppress(OSError), left.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            size_bytes = _size_bytes(left)
+            shutil.rmtree(left)
+            freed_bytes += size_bytes
+    return freed_bytes
 
 
 def _size_bytes(folder: Path) -> int:

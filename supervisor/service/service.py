@@ -13,6 +13,7 @@ import psutil
 import structlog
 
 from lmx.protocol.errors import LmxError
+from lmx.protocol.host.lasting import begin
 from lmx.protocol.messages.status import SystemStatus
 from lmx.supervisor.config.schema import Config, LogConfig, ServerConfig
 from lmx.supervisor.control.status import (
@@ -21,6 +22,7 @@ from lmx.supervisor.control.status import (
     with_energy,
     with_urls,
 )
+from lmx.supervisor.inventory.disk import delete_unfinished
 from lmx.supervisor.memory.system import read_memory
 from lmx.supervisor.processes.descendants import marked
 from lmx.supervisor.processes.exit_watch import reap_children
@@ -175,6 +177,7 @@ class Service:
             loop.create_task(self._stop_asked.wait()),
             loop.create_task(self._replace_asked.wait()),
         ]
+        clearing = begin(delete_unfinished(self.home.models), "the removal of unfinished folders")
         try:
             await _come_up(parts, self._invocation.handover)
             self.serving = True
@@ -199,6 +202,7 @@ class Service:
             self.serving = parts.spare.serving = False
             for task in (*asked, *tasks):
                 task.cancel()
+            clearing.cancel()
             await parts.close()
 
     def _report_ready(self, parts: Parts) -> None:

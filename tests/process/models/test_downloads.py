@@ -183,7 +183,10 @@ def test_one_outlives_the_supervisor(hub: FakeHub, lmx: Rig, tmp_path: Path) -> 
     lmx.supervisor.send_signal(signal.SIGKILL)
     lmx.supervisor.wait(90)
     wait_until(lambda: fetches(lmx) == [], "the fetch ends without its supervisor")
+    left = lmx.home / "models" / ".of-a-killed-one.part"
+    left.mkdir()
     lmx.up()
+    wait_until(lambda: not left.exists(), "what was left unfinished is deleted")
     assert view(lmx, started.download_id).status is DownloadStatus.INTERRUPTED
     assert name not in available(lmx)
 

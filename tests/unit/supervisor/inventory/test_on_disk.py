@@ -1,6 +1,7 @@
 """What on a disk is a model, whose it is, and what goes when it is deleted."""
 
 import asyncio
+import fcntl
 import json
 import logging
 import threading
@@ -15,11 +16,13 @@ from lmx.router.operators import models
 from lmx.supervisor.config.model import ModelConfig
 from lmx.supervisor.config.sources import parse_source
 from lmx.supervisor.inventory import deletion, disk
+from lmx.supervisor.inventory.delete_files import delete_files
 from lmx.supervisor.inventory.disk import CachedRepo, Conversion, Snapshot
 from lmx.supervisor.inventory.download_records import Download
 from lmx.supervisor.inventory.on_disk import DeletionPlan, Served, available, plan_deletion, users
 from lmx.supervisor.memory.files import STAMP_NAME, file_sizes
 from lmx.supervisor.sockets import remote
+from lmx.supervisor.state.home import Home
 from tests.support.fakes.fake_peers import until
 
 ROOT = Path("/cache/models--org--m")
@@ -259,6 +262,23 @@ async def test_what_can_not_be_listed_is_in_the_log(
     with caplog.at_level(logging.WARNING, logger=disk.__name__):
         assert await disk.scan_hub() == []
     assert caplog.messages == [r"the hub's cache: models--a--b\x1b can not be read"]
+
+
+async def test_what_was_left_unfinished_is_deleted_unless_it_is_being_made(tmp_path: Path) -> None:
+    models = Home(tmp_path).models
+    assert await disk.delete_unfinished(models) == 0
+    for name in ("left-0.6b", "made"):
+        folder = models / f".{name}.part" / "model"
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"12345")
+        (models / f".{name}.lock").touch()
+    (models / "whole").mkdir()
+    with (models / ".made.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert await disk.delete_unfinished(models) == 5
+        assert {path.name for path in models.iterdir() if path.is_dir()} == {".made.part", "whole"}
+    assert await delete_files(DeletionPlan(), Home(tmp_path), ()) == 5
+    assert [path.name for path in models.iterdir() if path.is_dir()] == ["whole"]
 
 
 async def test_folders_that_change_meanwhile_are_left_out(
