@@ -29,7 +29,8 @@ class Access(StrEnum):
     METRICS = "metrics"
     """Whoever has a key for the metrics, or one of an operator."""
     LOCAL = "local"
-    """Everybody if only this machine can send requests; otherwise the same as METRICS."""
+    """Everybody if only this machine can send requests and those to models need no key; otherwise
+    the same as METRICS."""
 
     @property
     def for_operators(self) -> bool:

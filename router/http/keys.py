@@ -120,7 +120,8 @@ def judge(
     """
     if access is Access.OPEN:
         return Verdict.ALLOWED
-    if (access is Access.LOCAL and local) or (access is Access.INFERENCE and keyless):
+    # A local address may be a reverse proxy's, for which there are keys.
+    if keyless and (access is Access.INFERENCE or (access is Access.LOCAL and local)):
         return Verdict.ALLOWED
     if key is None:
         return Verdict.WRONG if given else Verdict.ABSENT

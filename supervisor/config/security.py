@@ -67,7 +67,8 @@ class SecurityConfig(Section):
     admin_key: Annotated[Key | None, Needs.ROUTER] = Field(None, examples=["KEY"])
     """It opens the routes for operators. Without it the key in `$LMX_HOME/admin.key` does."""
     metrics_key: Annotated[Key | None, Needs.ROUTER] = Field(None, examples=["KEY"])
-    """It opens the metrics and nothing else. Without it the admin key alone opens them."""
+    """It opens the metrics and nothing else, as keys of `lmx key add --scope metrics` do. On
+    loopback `/metrics` needs no key until models need one."""
     share_prefix_cache: Annotated[bool, Needs.ROUTER] = False
     """Whether requests of one key use the prefixes and the features of images that were computed
     for another. It saves time where keys have long prompts in common, and lets whoever has a key

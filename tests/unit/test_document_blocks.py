@@ -212,7 +212,7 @@ WORDS_ON_KEYS: Final = {
     Access.ADMIN: "admin",
     Access.PEER: "peer",
     Access.METRICS: "metrics or operator",
-    Access.LOCAL: "metrics or operator; none where lmx listens on loopback alone",
+    Access.LOCAL: "metrics or operator; none on loopback without API keys",
 }
 
 

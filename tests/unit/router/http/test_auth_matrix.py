@@ -323,7 +323,7 @@ def test_what_holds_for_every_decision(
     free = (
         access is Access.OPEN
         or (access is Access.INFERENCE and keyless)
-        or (access is Access.LOCAL and local)
+        or (access is Access.LOCAL and local and keyless)
     )
     if free:
         assert verdict is Verdict.ALLOWED

@@ -300,8 +300,9 @@ async def test_every_answer_has_the_headers_and_a_refusal_says_when() -> None:
         async with rig.http.get(models, headers=bearer(A)) as response:
             assert response.status == 200, "only what makes a model work is limited"
             assert not any(name.lower().startswith("x-ratelimit") for name in response.headers)
-        text = (await rig.http.get(f"{rig.url}/metrics")).text()
-        assert 'lmx_rate_limited_requests_total{limit="requests",scope="key"} 1.0' in await text
+        admin = {"X-Admin-Key": rig.spec.admin_key}
+        text = await (await rig.http.get(f"{rig.url}/metrics", headers=admin)).text()
+        assert 'lmx_rate_limited_requests_total{limit="requests",scope="key"} 1.0' in text
 
 
 async def test_real_usage_takes_the_estimates_place() -> None:
