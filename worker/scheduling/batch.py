@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
@@ -298,8 +298,8 @@ class Batch:
     A request that was preempted comes back before others of its priority value begin, unless its
     media have to be encoded again: while they are, others begin, also of the background. Otherwise
     requests of the background begin while there is no other, and stand still in the engine as soon
-    as one comes. If it needs their place or their memory, as many as it takes give their rows back,
-    and come back when no other is left.
+    as one comes. If their place or their memory is all that it lacks, as many as it takes give
+    their rows back, and come back when no other is left.
 
     ``outputs`` collects final output; the caller takes it. Every request that was added gets
     exactly one end in it, unless the engine breaks. An exception of the engine that concerns one
@@ -481,15 +481,22 @@ class Batch:
 
     def _has_room(self, generator: Generator, row: SequenceRequest) -> bool:
         """Return whether a row can begin now. For one that is none of the background, those of the
-        background are preempted."""
+        background are preempted, if that is enough."""
         while True:
             if self._fits(row):
                 if generator.can_admit():
                     return True
                 if self._has_foreground_rows:
                     return False
-            if row.background or not self._preempt_background(generator):
+            if row.background or not self._fits(row, self._preemptible()):
                 return False
+            if not self._preempt_background(generator):
+                return False
+
+    def _preemptible(self) -> Set[int]:
+        """Return the rows of the background that can give their places back."""
+        rows = {row for running in self._background.values() for row in running.choices}
+        return rows - self._searching
 
     def _preempt_background(self, generator: Generator) -> bool:
         """Let a request of the background give its rows back, the newest first, and come back later
@@ -734,11 +741,11 @@ class Batch:
         )
         self.outputs.append(end)
 
-    def _fits(self, row: SequenceRequest) -> bool:
-        if self.paused and self._request_of:
+    def _fits(self, row: SequenceRequest, without: Set[int] = frozenset()) -> bool:
+        if self.paused and self._request_of.keys() - without:
             return False
-        places = sum(self._places.values()) + row.places
-        return places <= self._limits.max_places and self._kv.fits(row)
+        taken = sum(places for one, places in self._places.items() if one not in without)
+        return taken + row.places <= self._limits.max_places and self._kv.fits(row, without)
 
     def _begin(
         self, generator: Generator, running: RunningRequest, index: int, row: SequenceRequest

@@ -12,7 +12,7 @@ row is counted with the length of the longest row that it may decode together wi
 import math
 import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -102,11 +102,13 @@ class KvAdmission:
             self._present_bytes = self._sum(self._rows.values(), present=True)
         return self._present_bytes > self._limit_bytes
 
-    def fits(self, row: SequenceRequest) -> bool:
-        """Return whether a row may begin now: it fits, or no other row runs."""
-        if self._limit_bytes is None or not self._rows:
+    def fits(self, row: SequenceRequest, without: Set[int] = frozenset()) -> bool:
+        """Return whether a row may begin now: it fits, or no other row runs. The rows ``without``
+        are taken for ended."""
+        others = [each for one, each in self._rows.items() if one not in without]
+        if self._limit_bytes is None or not others:
             return True
-        return self._sum([*self._rows.values(), _counted(row)]) <= self._limit_bytes
+        return self._sum([*others, _counted(row)]) <= self._limit_bytes
 
     def begin(self, row: SequenceRequest) -> None:
         """Count a row from now on."""

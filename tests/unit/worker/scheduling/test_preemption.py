@@ -477,6 +477,34 @@ def test_the_background_gives_back_the_memory_that_a_person_needs() -> None:
     assert [rig.texts[job, 0] for job in jobs] == [TEXT] * 2
 
 
+@pytest.mark.parametrize(("max_tokens", "preempted"), [(600, 1), (1000, 0)])
+def test_the_background_gives_nothing_back_that_is_not_enough(
+    max_tokens: int, preempted: int
+) -> None:
+    rig = Rig(kv_cache_bytes=2400)
+    rig.add(priority=BACKGROUND_PRIORITY)
+    rig.step(3)
+    rig.add(max_tokens=800)
+    rig.step()
+    assert rig.batch.rows == 2
+    rig.add(max_tokens=max_tokens)
+    rig.step()
+    assert rig.batch.rows == 2
+    assert rig.batch.preempted_total == preempted
+
+
+def test_while_memory_is_short_the_background_makes_no_room_that_nobody_can_have() -> None:
+    rig = Rig()
+    rig.add(priority=BACKGROUND_PRIORITY)
+    rig.step(3)
+    rig.add()
+    rig.step()
+    rig.batch.paused = True
+    rig.add()
+    rig.step()
+    assert (rig.batch.rows, rig.batch.preempted_total) == (2, 0)
+
+
 def test_the_time_of_a_person_is_not_counted_to_the_rows_that_stand_still(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
