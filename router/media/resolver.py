@@ -35,14 +35,33 @@ class AddressRefusedError(Exception):
     """A host has only addresses that may not be asked."""
 
 
-class CheckedResolver(AbstractResolver):
+class Resolver(AbstractResolver):
+    """Gives aiohttp the addresses of a host."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self._lookup = lookup
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Return the addresses of a host. Raises ``OSError`` if there are none."""
+        return [
+            ResolveResult(hostname=host, host=text, port=port, family=kind, proto=0, flags=_NUMERIC)
+            for kind, text in await self._lookup(host, port)
+        ]
+
+    async def close(self) -> None:
+        """Do nothing: the look-up is not this resolver's."""
+
+
+class CheckedResolver(Resolver):
     """Gives aiohttp the addresses of a host that the rule admits."""
 
     def __init__(
         self, rule: AddressRule, lookup: Lookup, own_networks: Callable[[], Sequence[Network]]
     ) -> None:
+        super().__init__(lookup)
         self._rule = rule
-        self._lookup = lookup
         self._own_networks = own_networks
 
     def check_literal(self, host: str) -> None:
@@ -60,19 +79,12 @@ class CheckedResolver(AbstractResolver):
     ) -> list[ResolveResult]:
         """Return the admitted addresses of a host. Raises :class:`AddressRefusedError`, and
         ``OSError`` if it has none at all."""
-        found = await self._lookup(host, port)
+        found = await super().resolve(host, port, family)
         own = self._own_networks()
-        admitted = [
-            ResolveResult(hostname=host, host=text, port=port, family=kind, proto=0, flags=_NUMERIC)
-            for kind, text in found
-            if self._rule.admits(ip_address(text), own)
-        ]
+        admitted = [one for one in found if self._rule.admits(ip_address(one["host"]), own)]
         if not admitted:
             raise AddressRefusedError(host)
         return admitted
-
-    async def close(self) -> None:
-        """Do nothing: the look-up is not this resolver's."""
 
 
 class SystemLookup:

@@ -39,6 +39,7 @@ from lmx.router.http.outcome import (
 )
 from lmx.router.http.sse import OPENED, EventStream
 from lmx.router.jobs.live import LiveRequest, LiveRequests, LiveState, RequestKind
+from lmx.router.media.resolver import Resolver, SystemLookup
 from lmx.router.peers.answer_form import (
     AUDIO,
     AnswerForm,
@@ -128,8 +129,12 @@ class Federation:
         )
         self._authorities = Authorities()
         self._session = aiohttp.ClientSession(
+            # A peer that is switched off may have no address: each look-up takes many seconds then.
             connector=aiohttp.TCPConnector(
-                ssl=self._authorities.context, limit=0, keepalive_timeout=_KEPT_S
+                ssl=self._authorities.context,
+                limit=0,
+                keepalive_timeout=_KEPT_S,
+                resolver=Resolver(SystemLookup()),
             ),
             trace_configs=[note_kept()],
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),

@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import socket
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -173,3 +176,28 @@ async def test_a_server_of_another_kind_is_asked_for_what_it_has_alone() -> None
         status, found = await a.post_json("/v3/chat/completions", **chat_body())
         assert (status, found["error"]["message"]) == (400, "so it is")
         assert other.path == b"/v1/chat/completions"
+
+
+async def test_nothing_waits_for_the_address_of_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of the loop's executor would keep the router from ending, and others from work."""
+    looking: list[threading.Thread] = []
+    known, really = threading.Event(), socket.getaddrinfo
+
+    def look_up(host: str, *args: Any, **options: Any) -> Any:
+        if host != "off.lan":
+            return really(host, *args, **options)
+        looking.append(threading.current_thread())
+        known.wait(180)
+        raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    try:
+        async with federation("a", answer_s=0.2) as (a,):
+            a.router.peers.put(PeerList.of((Peer("off", "http://off.lan:8000"),)))
+            await until(lambda: looking)
+            await until(lambda: "in time" in (a.router.peers.links[0].problem or ""))
+            assert looking[0].daemon
+            known.set()
+            await until(lambda: "no address" in (a.router.peers.links[0].problem or ""))
+    finally:
+        known.set()
