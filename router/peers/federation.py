@@ -543,7 +543,7 @@ class Federation:
         for place, view in enumerate(() if self._own in tried else found.own):
             model = replace(offered(view), tokens_per_s=self._own.speed(view.model_id))
             count = running[view.base or view.model_id]
-            held = longest(hashes(view.model_id), self._own.held(view))
+            held = longest(hashes(view.model_id), self._own.book(view).held)
             can_load = model.available and loads and not state.stopping
             candidate = _candidate(
                 self._own.name, model, place, count, held, state.free_bytes, can_load, own=True

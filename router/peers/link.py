@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -101,7 +101,7 @@ class PeerLink:
         since = self._running[name] - self._running_then[name]
         return max(model.running + since, self._running[name], 0)
 
-    def held_by(self, model: OfferedModel) -> frozenset[int]:
+    def held_by(self, model: OfferedModel) -> Collection[int]:
         """Return what the model's prefix cache holds: as it said, and what was sent since."""
         book = self._sent.get(model.model_id)
         if book is None:

@@ -8,7 +8,6 @@ import struct
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from typing import Any, Final
 
 import orjson
@@ -21,8 +20,9 @@ MOST_BYTES: Final = 1024 * 1024
 """A longer answer of a peer is not read."""
 
 _MOST_MODELS: Final = 500
-_MOST_HASHES: Final = 2048
-_MOST_HASHES_TOGETHER: Final = 32 * _MOST_HASHES
+_MOST_HASHES: Final = 6144
+"""Of a model: all that its 256 conversations have."""
+_MOST_HASHES_TOGETHER: Final = 64 * 1024
 """Of all models: as text they are two thirds of ``MOST_BYTES``."""
 _MOST_COUNT: Final = 10**6
 _MOST_BYTES_OF_MEMORY: Final = 2**50
@@ -99,11 +99,9 @@ class MachineState:
         return found or next((one for one in self.models if name in one.aliases), None)
 
 
-def prefixes_text(held: Collection[int], models: int) -> str:
-    """Return hashes as :attr:`OfferedModel.prefixes` has them, as many as fit if so many models
-    have hashes."""
-    some = list(islice(held, min(_MOST_HASHES, _MOST_HASHES_TOGETHER // max(models, 1))))
-    return base64.b64encode(struct.pack(f">{len(some)}Q", *some)).decode()
+def most_hashes(models: int) -> int:
+    """Return how many hashes of each model are sent if so many models have any."""
+    return min(_MOST_HASHES, _MOST_HASHES_TOGETHER // max(models, 1))
 
 
 def digest_of(models: Collection[OfferedModel]) -> str:

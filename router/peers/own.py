@@ -8,7 +8,7 @@ from dataclasses import replace
 from lmx.protocol.messages.keys import ApiKey
 from lmx.protocol.messages.snapshot import ModelView, Snapshot
 from lmx.protocol.states import MediaKind, ModelKind, SlotState, WorkerState
-from lmx.router.peers.machine import MachineState, OfferedModel, digest_of, prefixes_text
+from lmx.router.peers.machine import MachineState, OfferedModel, digest_of, most_hashes
 from lmx.router.peers.prefixes import PrefixBook
 from lmx.router.supervisor.directory import (
     Directory,
@@ -18,6 +18,8 @@ from lmx.router.supervisor.directory import (
 )
 
 _LOADS = frozenset({WorkerState.STARTING, WorkerState.LOADING})
+_EMPTY = PrefixBook()
+"""That of a model that has computed nothing."""
 
 
 class OwnMachine:
@@ -67,10 +69,10 @@ class OwnMachine:
             self._books[model_id] = instance, PrefixBook()
         self._books[model_id][1].add(hashes, time.monotonic())
 
-    def held(self, model: ModelView) -> frozenset[int]:
+    def book(self, model: ModelView) -> PrefixBook:
         """Return what the prefix cache of a model holds."""
-        instance, book = self._books.get(model.model_id, ("", None))
-        return frozenset() if book is None or instance != ready_instance(model) else book.held
+        instance, book = self._books.get(model.model_id, ("", _EMPTY))
+        return book if instance == ready_instance(model) else _EMPTY
 
     def loads(self, snapshot: Snapshot) -> bool:
         """Return whether models can be loaded here now."""
@@ -113,7 +115,7 @@ class OwnMachine:
             offered(view),
             running=running.get(view.base or view.model_id, 0),
             tokens_per_s=self.speed(view.model_id),
-            prefixes=prefixes_text(self.held(view), len(self._books)),
+            prefixes=self.book(view).text(most_hashes(len(self._books))),
         )
 
 

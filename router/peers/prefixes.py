@@ -5,9 +5,12 @@ have the same hash at a place only if they are the same up to there. It needs no
 peer learns no text (docs/decisions/prefixes-by-text.md).
 """
 
+import base64
+import struct
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from itertools import islice
 from typing import Any, Final
 
 import orjson
@@ -102,7 +105,8 @@ class PrefixBook:
 
     def __init__(self) -> None:
         self._conversations: OrderedDict[int, tuple[tuple[int, ...], float]] = OrderedDict()
-        self._held: frozenset[int] | None = None
+        self._held: dict[int, None] = {}
+        self._texts: dict[int, str] = {}
 
     def add(self, hashes: Sequence[int], now_s: float) -> None:
         """Note that a request was computed. It takes the place of one that it continues."""
@@ -114,14 +118,25 @@ class PrefixBook:
         self._conversations[hashes[-1]] = _kept(hashes), now_s
         if len(self._conversations) > _MOST_CONVERSATIONS:
             self._conversations.popitem(last=False)
-        self._held = None
+        self._held, self._texts = {}, {}
 
     @property
-    def held(self) -> frozenset[int]:
-        """All hashes by which they are found."""
-        if self._held is None:
-            self._held = frozenset(one for kept, _ in self._conversations.values() for one in kept)
-        return self._held
+    def held(self) -> Collection[int]:
+        """All hashes by which they are found: each conversation's last one first, then the others,
+        of the newest first."""
+        if not self._held:
+            newest = [kept for kept, _ in reversed(self._conversations.values())]
+            last = (kept[-1] for kept in newest)
+            self._held = dict.fromkeys((*last, *(one for kept in newest for one in kept[:-1])))
+        return self._held.keys()
+
+    def text(self, most: int) -> str:
+        """Return the first of them in Base64, ``most`` at most, as peers get them."""
+        if most not in self._texts:
+            some = list(islice(self.held, most))
+            raw = struct.pack(f">{len(some)}Q", *some)
+            self._texts = {most: base64.b64encode(raw).decode()}
+        return self._texts[most]
 
     def since(self, at_s: float) -> frozenset[int]:
         """Return the hashes of those that came at that time or later."""

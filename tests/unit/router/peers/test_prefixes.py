@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmx.protocol.messages.snapshot import Snapshot
-from lmx.router.peers.machine import MOST_BYTES, written
+from lmx.router.peers.machine import MOST_BYTES, OfferedModel, written
 from lmx.router.peers.own import OwnMachine
 from lmx.router.peers.prefixes import BLOCK_BYTES, PrefixBook, beginning, chain, longest
 from lmx.router.supervisor.directory import Directory
@@ -97,3 +97,22 @@ def test_the_hashes_of_many_models_leave_room_for_the_rest() -> None:
     state = written(own.state(None), None)
     assert min(len(one["prefixes"]) for one in state["models"]) > 10_000, "each has its share"
     assert len(orjson.dumps(state)) < MOST_BYTES
+
+
+def test_peers_hear_of_each_conversation_and_most_of_the_newest() -> None:
+    book = PrefixBook()
+    chains = [hashes("s", talk(f"{number} " + LONG * 20)) for number in range(300)]
+    for number, one in enumerate(chains):
+        book.add(one, float(number))
+    for most in (6144, 1000):
+        said = OfferedModel(model_id="m", prefixes=book.text(most)).held
+        assert len(said) == min(most, len(book.held))
+        assert said >= {one[-1] for one in chains[-256:]}, "it is found when it has grown"
+        grown_elsewhere = chains[-1][: len(chains[-1]) // 2]
+        assert longest(grown_elsewhere, said) >= len(grown_elsewhere) * 2 // 3
+    book.add(hashes("s", talk("another one " + LONG)), 300.0)
+    assert book.text(6144) != book.text(1000)
+    assert (
+        hashes("s", talk("another one " + LONG))[-1]
+        in OfferedModel(model_id="m", prefixes=book.text(1000)).held
+    )
