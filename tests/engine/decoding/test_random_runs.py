@@ -32,7 +32,15 @@ from lmx.worker.scheduling import length_buckets
 from tests.support.models.text_models import make_text_model
 from tests.support.models.tiny_models import CONFIGS as TINY
 from tests.support.models.tiny_models import VOCABULARY, make_tiny_model
-from tests.support.rigs.engine_rig import GREEDY, HOT, NO_STALL_S, WARM_TOP_P, EngineRunner, spec_of
+from tests.support.rigs.engine_rig import (
+    GREEDY,
+    HOT,
+    NO_STALL_S,
+    WARM_TOP_P,
+    EngineRunner,
+    Plain,
+    spec_of,
+)
 
 pytestmark = pytest.mark.long
 
@@ -122,10 +130,12 @@ class Made:
 
 
 class Alone:
-    """What rows make alone, each computed once."""
+    """What rows make alone, each computed once, and with ``plain`` checked against the model by
+    itself."""
 
-    def __init__(self, runner: EngineRunner) -> None:
+    def __init__(self, runner: EngineRunner, plain: Plain | None = None) -> None:
         self._runner = runner
+        self._plain = plain
         self._made: dict[Asked, Made] = {}
 
     def __call__(self, asked: Asked) -> Made:
@@ -140,7 +150,23 @@ class Alone:
                 runner.started[sequence_id].prompt_scores,
                 runner.found.get(sequence_id, ()),
             )
+            if self._plain is not None and asked.beam is None:
+                self._check(self._plain, asked, self._made[asked])
         return self._made[asked]
+
+    def _check(self, plain: Plain, asked: Asked, made: Made) -> None:
+        prompt, tokens = asked.prompt, made.tokens
+        if asked.sampling is GREEDY and not asked.constraint:
+            assert tokens == plain.likeliest(prompt, tokens)
+        after_prompt = len(prompt) - 1
+        logprobs = plain.logprobs([*prompt, *tokens])
+        for token, right, scores in (
+            *zip(prompt[1:], logprobs[:after_prompt], made.prompt_scores, strict=False),
+            *zip(tokens, logprobs[after_prompt:], made.scores, strict=False),
+        ):
+            assert scores.logprob == pytest.approx(right[token].item(), abs=2e-3)
+            best = mx.sort(-right)[: len(scores.top)]
+            assert [value for _, value in scores.top] == pytest.approx((-best).tolist(), abs=2e-3)
 
 
 class RandomRun:
@@ -351,6 +377,8 @@ def faults_and_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gemma3", "small"),
         ("qwen3_5", "disk small"),
         ("deepseek_v3", "small"),  # Latent keys.
+        ("lfm2", "small"),
+        ("mamba2", "small"),
         # Caches of several parts.
         pytest.param("baichuan_m1", "small", marks=pytest.mark.conformance),
         # States, and latent keys.
@@ -365,6 +393,7 @@ def faults_and_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
                 "llama4_text",
                 "longcat_flash_ngram",
                 "qwen3",
+                "qwen3_next",
                 "rwkv7",
             )
         ),
@@ -384,7 +413,8 @@ def test_each_row_of_a_random_run_is_as_alone(tmp_path: Path, kind: str, engines
     # Some logits are so even that rounding decides what is drawn.
     even = kind not in ("llama", "gemma3", "deepseek_v3")
     samplings = [one for one in SAMPLINGS if not even or one.temperature == 0]
-    alone = Alone(EngineRunner(spec_of(folder, max_decode_stall_s=10)))
+    plain = Plain(folder) if kind in TINY else None
+    alone = Alone(EngineRunner(spec_of(folder, max_decode_stall_s=10)), plain)
     for seed, engine in enumerate(engines.split()):
         runner = EngineRunner(spec_of(folder, **specs[engine]))
         run = RandomRun(runner, seed, samplings, preempts=engine in PREEMPTING)
