@@ -28,31 +28,6 @@ def says(directive: Any) -> list[ChatCompletionMessageParam]:
     return [{"role": "user", "content": json.dumps(directive)}]
 
 
-def test_the_stream_helper_gathers_content(scripted_client: OpenAI) -> None:
-    kinds, deltas = [], []
-    with scripted_client.chat.completions.stream(
-        model="scripted", messages=HELLO, stream_options={"include_usage": True}
-    ) as stream:
-        for event in stream:
-            kinds.append(event.type)
-            if event.type == "content.delta":
-                deltas.append(event.delta)
-        final = stream.get_final_completion()
-    assert "".join(deltas) == final.choices[0].message.content == SENTENCE
-    assert kinds[-1] != "content.delta"
-    assert "content.done" in kinds
-    assert final.usage is not None
-    assert final.usage.completion_tokens == 9
-
-
-def test_the_stream_helper_parses_an_answer(scripted_client: OpenAI) -> None:
-    with scripted_client.chat.completions.stream(
-        model="scripted", messages=says(ANSWERS), response_format=Weather
-    ) as stream:
-        parsed = [event.parsed for event in stream if event.type == "content.done"]
-    assert parsed == [Weather(city="Oslo")]
-
-
 def test_the_stream_helper_gathers_tool_calls(scripted_client: OpenAI) -> None:
     parts, done = [], []
     with scripted_client.chat.completions.stream(
