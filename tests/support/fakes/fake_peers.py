@@ -115,8 +115,8 @@ class FakeSupervisor:
 
     ``answers_beats`` and ``answers_acquire`` can be switched off; ``acquire_reply`` decides
     what an Acquire gets (None: nothing, until the test calls :meth:`reply`). ``replies`` has the
-    reply to any other kind of question, or a function of the question that returns it; a kind that
-    it lacks, and None, get none.
+    reply to any other kind of question, or a function of the question that returns it; None means
+    that none comes. A kind that it lacks is refused.
     """
 
     def __init__(self, context: zmq.asyncio.Context, run_dir: RunDirectory) -> None:
@@ -232,6 +232,9 @@ class FakeSupervisor:
                 answer = answer(other) if callable(answer) else answer
                 if answer is not None:
                     return [(answer, envelope.correlation)]
+            case other if envelope.correlation and self.answers_beats:
+                refused = Denied(ErrorCode.SUPERVISOR_UNAVAILABLE, "This question is not scripted.")
+                return [(refused, envelope.correlation)]
         return []
 
 

@@ -14,6 +14,7 @@ from yarl import URL
 from lmx.protocol.states import SlotState, WorkerState
 from lmx.router.inference import chat
 from lmx.router.operators.health import unhealthy_reason
+from lmx.router.operators.pairing import PairingPace
 from lmx.router.server.routes import ROUTES
 from tests.support.fakes.fake_peers import cold, ready, until
 from tests.support.rigs.router_rig import INSTANCE, MODEL, Rig, chat_body, data_lines, router_rig
@@ -61,11 +62,14 @@ async def sent_as(
         return response.status, await response.text()
 
 
-async def test_who_is_no_browser_need_not_say_that_a_body_is_json() -> None:
+async def test_who_is_no_browser_need_not_say_that_a_body_is_json(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Ollama's own examples with curl say that it is a form, LiteLLM an octet-stream or nothing. On
     every route that takes JSON the answer is the same as with the right type."""
     routes = [one for one in ROUTES if one.request is not None and "{" not in one.path]
     assert len(routes) > 20
+    monkeypatch.setattr(PairingPace, "take", lambda *_: None)
     async with router_rig() as rig:
         for route in routes:
             key = {"X-Admin-Key": rig.spec.admin_key}
@@ -77,7 +81,8 @@ async def test_who_is_no_browser_need_not_say_that_a_body_is_json() -> None:
                     assert found == (415 if is_form else expected), (route.path, given, text)
 
 
-async def test_a_page_sends_json_or_nothing() -> None:
+async def test_a_page_sends_json_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PairingPace, "take", lambda *_: None)
     async with router_rig(cors_origins=("https://app.example",)) as rig:
         own, app = {"Origin": rig.url}, {"Origin": "https://app.example"}
         other = {"Origin": "https://other.example"}
