@@ -32,7 +32,8 @@ def peer_families(peers: Sequence[PeerFigures]) -> Iterator[Metric]:
     ended = CounterMetricFamily(
         "lmx_peer_requests",
         "Requests that were forwarded there and have ended, by why the machine was chosen, or "
-        "`failed` before anything came, or `lost` after that.",
+        "`refused` for what is wrong with them, `left` by their client or after too long, "
+        "or `failed`, all three before anything came; or `lost` after that.",
         labels=["peer", "outcome"],
     )
     for peer in peers:

@@ -57,7 +57,8 @@ class PeerShown(Answer):
     """Requests that were forwarded there, and that are under way."""
     forwarded: dict[str, int]
     """Requests that were forwarded there and have ended: by why it was chosen (`prefix`, `idle`,
-    `busy`, `fits`, `full`, `evicts`), `failed` before anything came, or `lost` after that."""
+    `busy`, `fits`, `full`, `evicts`); `refused` for what is wrong with them, `left` by their client
+    or after too long, or `failed`, all three before anything came; or `lost` after that."""
     models: list[PeerModel]
 
 

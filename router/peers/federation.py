@@ -55,7 +55,7 @@ from lmx.router.peers.link import PeerLink, first_answers
 from lmx.router.peers.machine import OfferedModel
 from lmx.router.peers.named_files import media_of, named_parts
 from lmx.router.peers.own import OwnMachine, offered
-from lmx.router.peers.prefixes import BLOCK_BYTES, beginning, chain, longest
+from lmx.router.peers.prefixes import beginning, chain, longest
 from lmx.router.peers.relay import (
     MOST_ANSWERS_BYTES,
     SMALL_ANSWER_BYTES,
@@ -97,6 +97,11 @@ _MOST_HEADER_BYTES: Final = 16 * 1024
 _LONGEST_SOUND_S: Final = 3700.0
 """How long a client waits for a transcript, or the beginning of a sound: longer than the peer takes
 for either."""
+
+_NOT_WAITED_FOR: Final = frozenset(
+    {ErrorCode.CLIENT_STALLED, ErrorCode.DEADLINE_EXCEEDED, ErrorCode.REQUEST_CANCELLED}
+)
+"""The errors with which a request ends though its machine computes it."""
 
 _log = structlog.get_logger()
 
@@ -206,8 +211,9 @@ class Federation:
         with self._contents.share() as held:
             if parts := list(named_parts(body)):
                 await self._give_contents(request, parts, found.remote[0].link.name, held)
+            tokens = len(text()) // _BYTES_A_TOKEN
             return await self._on_the_best(
-                request, endpoint, handler, directory, found, hashes, body
+                request, endpoint, handler, directory, found, hashes, body, tokens
             )
 
     async def _serve_form(
@@ -224,7 +230,7 @@ class Federation:
         with self._contents.share() as held:
             held.grow(form.size_bytes)
             return await self._on_the_best(
-                request, endpoint, handler, directory, found, lambda _: (), form
+                request, endpoint, handler, directory, found, lambda _: (), form, 0
             )
 
     async def _on_the_best(
@@ -236,6 +242,7 @@ class Federation:
         found: Targets,
         hashes: "Hashes",
         asked: dict[str, Any] | Form,
+        tokens: int,
     ) -> web.StreamResponse:
         body = asked.values if isinstance(asked, Form) else asked
         form = answer_form(endpoint, body)
@@ -255,7 +262,7 @@ class Federation:
                     self._return_s, request, endpoint, body, directory, hashes, tried, target.link
                 )
                 return await self._there(
-                    request, endpoint, target, rank, asked, hashes, events, form, return_s
+                    request, endpoint, target, rank, asked, hashes, tokens, events, form, return_s
                 )
             except NothingCameError as nothing:
                 error = nothing.error
@@ -313,6 +320,7 @@ class Federation:
         rank: Rank,
         asked: dict[str, Any] | Form,
         hashes: "Hashes",
+        tokens: int,
         events: EventStream,
         form: AnswerForm,
         return_s: Callable[[], float],
@@ -339,7 +347,6 @@ class Federation:
         if (version := request.headers.get("Anthropic-Version")) is not None:
             headers["Anthropic-Version"] = version
         known = hashes(model_id)
-        tokens = len(known) * BLOCK_BYTES // _BYTES_A_TOKEN
         letter = Letter(path, body, headers, form, media_types(endpoint, form), tokens)
         ended = "failed"
         with (
@@ -372,6 +379,15 @@ class Federation:
                 if outcome_of(request).error == ErrorCode.PEER_LOST:
                     ended = "lost"
                 return response
+            except (asyncio.CancelledError, LmxError) as error:
+                if ended == "failed":
+                    left = not isinstance(error, LmxError) or error.code in _NOT_WAITED_FOR
+                    ended = "left" if left else "refused"
+                    if left:
+                        # The peer has read the prompt.
+                        outcome = replace(outcome_of(request), prompt_tokens=tokens)
+                        set_outcome(request, outcome)
+                raise
             finally:
                 self._count(link.name, ended)
 

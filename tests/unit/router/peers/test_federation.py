@@ -266,6 +266,8 @@ async def test_what_every_machine_would_refuse_is_refused_at_once() -> None:
         assert (status, found["error"]["code"]) == (400, "context_length_exceeded")
         assert found["error"]["param"] == "messages"
         assert not c.worker.streams
+        assert a.router.metrics.forwarded_to("b") == {"refused": 1}
+        assert not a.router.metrics.read().models[MODEL].prompt_tokens
 
 
 async def test_a_machine_that_dies_before_the_first_token_loses_no_request() -> None:
@@ -739,6 +741,10 @@ async def test_a_client_that_leaves_ends_its_request_there() -> None:
         leaving.cancel()
         await until(lambda: b.worker.streams[1].cancelled)
         await until(lambda: not a.router.peers.links[0].running)
+        # The prompt was read there.
+        await until(lambda: a.router.metrics.read().models[REMOTE].requests == 2)
+        assert a.router.metrics.read().models[REMOTE].prompt_tokens > 10
+        assert a.router.metrics.forwarded_to("b") == {"idle": 1, "left": 1}
 
 
 async def test_what_a_client_got_is_counted_though_it_leaves_in_the_middle() -> None:
