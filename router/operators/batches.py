@@ -1,5 +1,6 @@
 """GET /admin/batches and POST /admin/batches/{id}/cancel: batches of all keys, for operators."""
 
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import structlog
@@ -9,7 +10,6 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.router.files import batch_tables
 from lmx.router.files.batch_tables import BATCH_ID, BatchRow, BatchStatus
 from lmx.router.files.store import check_cancelling
-from lmx.router.http.keys import Keys
 from lmx.router.http.outcome import CONTEXT
 from lmx.router.http.responses import Answer, json_value
 from lmx.router.schema.validation import short
@@ -75,11 +75,11 @@ async def cancel_any_batch(request: web.Request) -> web.Response:
 async def batches_shown(services: Services) -> list[BatchShown]:
     """Return the batches as operators see them. Raises FILES_UNAVAILABLE."""
     rows = await services.files.perform(lambda records: batch_tables.latest(records, MOST_SHOWN))
-    return [_shown(row, services.keys) for row in rows]
+    names = {key.owner: key.shown_name for key in services.keys.ring.keys}
+    return [_shown(row, names) for row in rows]
 
 
-def _shown(row: BatchRow, keys: Keys) -> BatchShown:
-    names = {key.owner: key.shown_name for key in keys.ring.keys}
+def _shown(row: BatchRow, names: Mapping[str, str]) -> BatchShown:
     api: Any = row.api
     return BatchShown(
         id=row.id,

@@ -2,6 +2,7 @@
 which client, and its figures, which are counted where the client came in."""
 
 import re
+import secrets
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -19,14 +20,18 @@ to, and never forwarded again."""
 CLIENT_HEADER: Final = "X-Lmx-Client"
 PRIORITY_HEADER: Final = "X-Lmx-Priority"
 
+_SECRET: Final = secrets.token_bytes(16)
+"""Without it a tag would be found by trying all addresses of a network."""
+
 _CLIENT: Final = re.compile(r"([0-9a-f]{16})(;apart)?")
 _MOST: Final = 10**9
 _MOST_REASONS_CHARACTERS: Final = 2000
 
 
 def client_tag(context: RequestContext) -> str:
-    """Return what tells clients apart to a peer, and reveals no key and no address."""
-    return blake2b(context.requester.encode(), digest_size=8).hexdigest()
+    """Return what tells clients apart to a peer, and reveals no key and no address. It is another
+    one after each start of this router."""
+    return blake2b(context.requester.encode(), digest_size=8, key=_SECRET).hexdigest()
 
 
 def headers_of(context: RequestContext) -> dict[str, str]:

@@ -176,6 +176,8 @@ async def _answered(link: PeerLink, letter: Letter, held: ByteShare) -> Answer:
             raise NothingCameError(_nonsense(link))
         if letter.media_types and response.content_type not in letter.media_types:
             raise NothingCameError(_nonsense(link))
+        if response.content_type == "text/html":  # A page of something before the server.
+            raise NothingCameError(_nonsense(link))
         if letter.form is AnswerForm.EVENTS and response.content_type == JSON:
             # A server that ignores `stream`. A client that reads events would find none in it.
             raise NothingCameError(_nonsense(link))

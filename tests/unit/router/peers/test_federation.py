@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 import aiohttp
@@ -17,11 +18,12 @@ from lmx.protocol.messages.tasks import TaskFinished, Vectors
 from lmx.protocol.states import MediaKind, ModelKind
 from lmx.protocol.wire.codec import to_map
 from lmx.router.authorities import Authorities
+from lmx.router.http.outcome import RequestContext
 from lmx.router.metrics.requests import RequestMetrics
 from lmx.router.peers import federation as federation_module
 from lmx.router.peers import link as peer_link
 from lmx.router.peers import relay
-from lmx.router.peers.forwarded import read_record
+from lmx.router.peers.forwarded import client_tag, read_record
 from lmx.router.peers.link import PeerLink
 from lmx.router.peers.machine import MachineState, OfferedModel
 from lmx.router.supervisor import queries
@@ -511,6 +513,12 @@ async def test_clients_of_a_peer_share_prefixes_as_they_do_there() -> None:
         assert salts[0] == salts[2]
         assert salts[0] != salts[1]
         assert [stream.request.priority for stream in b.worker.streams] == [0, 7, 0]
+
+
+def test_a_clients_address_is_not_found_by_trying_all() -> None:
+    context = RequestContext("req_1", 0.0, requester="192.168.1.20")
+    plain = blake2b(context.requester.encode(), digest_size=8).hexdigest()
+    assert client_tag(context) == client_tag(context) != plain
 
 
 async def test_a_message_of_a_websocket_is_answered_by_a_peer() -> None:
@@ -1159,13 +1167,21 @@ async def test_what_a_strange_peer_answers_ends_with_a_coded_error(
             assert head.count(b"Authorization") == 1
 
 
-async def test_a_server_that_ignores_stream_gives_no_empty_answer() -> None:
+@pytest.mark.parametrize(
+    ("stream", "said", "media_type"),
+    [(True, b'{"choices": []}', "application/json"), (True, b"<p>", "text/html; charset=utf-8"),
+     (False, b"<p>Log in", "text/html")],
+)  # fmt: skip
+async def test_what_is_no_answer_is_not_passed_on(
+    stream: bool, said: bytes, media_type: str
+) -> None:
+    """It is of a server that ignores `stream`, or a page of a proxy."""
     listed = http_answer(json.dumps({"data": [{"id": REMOTE}]}).encode())
-    said = http_answer(b'{"choices": []}', "200 OK", "Content-Type: application/json")
+    said = http_answer(said, "200 OK", f"Content-Type: {media_type}")
     async with federation("a") as (a,), StrangePeer(listed, said, PeerKind.OPENAI) as strange:
         a.router.peers.put(PeerList.of((strange.peer,)))
         await until(lambda: a.router.peers.links[0].answers)
-        status, found = await a.chat_json(model=REMOTE, stream=True)
+        status, found = await a.chat_json(model=REMOTE, stream=stream)
         assert (status, found["error"]["code"]) == (503, "peer_lost")
         assert "answer that is invalid" in found["error"]["message"]
 
