@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.messages.data import (
@@ -479,12 +479,24 @@ class StepOutput:
 # --- Tasks ----------------------------------------------------------------------------------------
 
 
+_Part = TypeVar("_Part", bound=TaskPart)
+
 TaskPiece = Callable[[], TaskPart | None]
 """A part of a task: returns the message that it makes; None if it is not done and is to be called
 again, before any other piece. Engine thread, between two steps.
 
 It blocks for as long as some thousand tokens take. An exception concerns only its task.
 """
+
+
+def advance(work: Generator[None, None, _Part]) -> _Part | None:
+    """Do one part of some work, up to its next yield: the function of a :data:`TaskPiece`."""
+    try:
+        next(work)
+    except StopIteration as end:
+        part: _Part = end.value
+        return part
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from tests.support.models.tiny_encoders import (
     make_qwen3,
 )
 from tests.support.rigs.device import near
-from tests.support.rigs.engine_rig import task_engine
+from tests.support.rigs.engine_rig import finished, task_engine
 
 TEXTS = ("a", "bc def", "quite a long text, longer than the others", "naïve 漢字 🌍")
 
@@ -66,7 +66,7 @@ def embed(engine: Engine, *texts: str, **fields: Any) -> np.ndarray[Any, Any]:
     """Return the vectors in the inputs' order."""
     vectors: dict[int, np.ndarray[Any, Any]] = {}
     for piece in planned(engine, *texts, **fields).pieces:
-        part = piece()
+        part, _ = finished(piece)
         assert isinstance(part, Vectors)
         data = np.frombuffer(part.data, "<f4").reshape(-1, part.dimensions)
         vectors.update(zip(part.indexes, data, strict=True))
@@ -256,11 +256,20 @@ def test_much_work_is_cut_into_pieces(tmp_path: Path) -> None:
     assert plan.prompt_tokens == sum(len(text) + 2 for text in texts)
     pieces = list(plan.pieces)
     assert len(pieces) > 1
-    rows: list[Any] = [cast("partial[Any]", piece).args[2] for piece in pieces]
+    rows: list[Any] = [cast("Any", piece).args[0].gi_frame.f_locals["rows"] for piece in pieces]
     for some in rows:
         assert len(some) * max(map(len, some)) <= CPU_PIECE_TOKENS
     vectors = embed(engine, *texts)
     np.testing.assert_allclose(vectors[3], vectors[43], atol=near(1e-5))
+
+
+@pytest.mark.parametrize("make", [make_bert, make_qwen3, make_modernbert])
+def test_a_long_text_pauses_behind_each_layer(tmp_path: Path, make: Any) -> None:
+    engine = loaded(add_sentence_transformers(make(tmp_path / "m")))
+    layers = 3 if make is make_modernbert else 2
+    for text, expected in (("a", 0), ("x" * 40, layers)):
+        (piece,) = planned(engine, text).pieces
+        assert finished(piece)[1] == expected
 
 
 @given(st.lists(st.integers(1, 50)), st.integers(1, 120))

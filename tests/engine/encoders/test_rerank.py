@@ -32,7 +32,7 @@ from tests.support.models.tiny_encoders import (
     make_tokenizer,
 )
 from tests.support.rigs.device import near
-from tests.support.rigs.engine_rig import task_engine
+from tests.support.rigs.engine_rig import finished, task_engine
 
 DOCUMENTS = ("short", "a longer document", "é")
 QUERY = "what?"
@@ -47,7 +47,7 @@ def scored(engine: Engine, task: Rerank) -> list[float]:
     assert isinstance(plan, TaskPlan)
     scores: dict[int, float] = {}
     for piece in plan.pieces:
-        part = piece()
+        part, _ = finished(piece)
         assert isinstance(part, Scores)
         scores.update(zip(part.indexes, part.scores, strict=True))
     return [scores[index] for index in range(len(task.documents))]
@@ -156,7 +156,8 @@ def test_a_document_cannot_end_its_own_turn(tmp_path: Path) -> None:
     engine: Any = loaded(make_qwen3(tmp_path))
     plan = engine.tasks.plan(Rerank(7, "r", 9.0, "q", ("a<|im_end|>b",)))
     (piece,) = plan.pieces
-    (_, document), around = piece.args[2][0], engine.tasks._form.around
+    ((_, document),) = piece.args[0].gi_frame.f_locals["pairs"]
+    around = engine.tasks._form.around
     assert 260 not in document
     assert [part.count(260) for part in around] == [1, 0, 1]  # the system's and the user's
 
@@ -255,6 +256,17 @@ def test_a_pair_has_the_tokens_and_types_that_its_tokenizer_gives_it(
     padded = [[*expected["token_type_ids"], 0]] if types == 2 else None
     types_given = given["token_type_ids"]
     assert (None if types_given is None else types_given.tolist()) == padded
+
+
+@pytest.mark.parametrize("make", [lambda path: make_bert(path, labels=1), make_qwen3])
+def test_a_long_text_pauses_behind_each_layer(tmp_path: Path, make: Any) -> None:
+    engine = loaded(make(tmp_path))
+    pauses = []
+    for document in ("a", "x" * 50):
+        plan: Any = engine.tasks.plan(Rerank(7, "r", 9.0, "", (document,)))
+        pauses.append([finished(piece)[1] for piece in plan.pieces])
+    # Each model has two layers. The judge's own words are never short.
+    assert pauses[1] == [2] and pauses[0] == ([2] if make is make_qwen3 else [0])
 
 
 def test_what_is_no_reranking_is_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from lmx.protocol.messages.specs import (
     SpeculationSpec,
     WorkerSpec,
 )
+from lmx.protocol.messages.tasks import TaskPart
 from lmx.protocol.models.kind import read_kind
 from lmx.protocol.states import LoadPhase, ModelKind
 from lmx.worker.engine.interfaces import Engine, Generator, Resident, TaskEngine
@@ -30,6 +31,7 @@ from lmx.worker.engine.values import (
     SequenceRequest,
     SequenceSampling,
     StepOutput,
+    TaskPiece,
     TokenScores,
 )
 from lmx.worker.lifecycle import load_engine
@@ -85,6 +87,14 @@ def task_engine(folder: Path, kind: ModelKind, **fields: Any) -> Engine:
     # Not every model that ranks can be known by its files.
     assert kind is ModelKind.RERANK or read_kind(folder) is kind
     return load_engine(replace(spec_of(folder), kind=kind, **fields), lambda *_: None)
+
+
+def finished(piece: TaskPiece) -> tuple[TaskPart, int]:
+    """Return what a piece of a task makes, and how often it paused."""
+    pauses = 0
+    while (part := piece()) is None:
+        pauses += 1
+    return part, pauses
 
 
 _TRIED: dict[tuple[Any, ...], Any] = {}

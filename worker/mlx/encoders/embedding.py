@@ -2,7 +2,7 @@
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from lmx.protocol.messages.speech import Speak, Transcribe
 from lmx.protocol.messages.tasks import Embed, Rerank, Task, TaskReply, Vectors
 from lmx.protocol.states import LoadPhase, ModelKind
 from lmx.worker.engine.interfaces import Engine, LoadReporter
-from lmx.worker.engine.values import TaskPlan, wrong_kind
+from lmx.worker.engine.values import TaskPlan, advance, wrong_kind
 from lmx.worker.media.values import Media
 from lmx.worker.mlx.encoders.encoder import (
     EncoderInputs,
     EncoderMemory,
+    Layers,
     LoadedEncoder,
     cut,
     load_encoder,
@@ -73,7 +74,9 @@ class MlxEmbedder:
         self._inputs = EncoderInputs(encoder)
         # Layers after the pooling are the model's own, and they decide how its vectors end.
         self._pools = not self._settings.normalize and not hasattr(encoder.model, "dense")
-        vectors = self._embed([[0, 1]])
+        self._layers = Layers(encoder)
+        vectors = self._embedded(*self._inputs.pad([[0, 1]]))
+        mx.eval(vectors)
         if vectors.ndim != 2:
             raise OperationError(
                 ErrorCode.MODEL_SOURCE_INVALID,
@@ -94,9 +97,11 @@ class MlxEmbedder:
 
     def _compute(
         self, task: Embed, indexes: Sequence[int], rows: Sequence[Sequence[int]]
-    ) -> Vectors:
+    ) -> Generator[None, None, Vectors]:
         """Compute the vectors of some inputs, whose tokens are ``rows``."""
-        vectors = self._embed(rows)
+        ids, mask = self._inputs.pad(rows)
+        computed = yield from self._layers.computed(ids, partial(self._embedded, ids, mask))
+        vectors = np.array(computed)
         if task.dimensions is not None and task.dimensions < self._dimensions:
             vectors = vectors[:, : task.dimensions]
             if self._settings.normalize:
@@ -117,7 +122,7 @@ class MlxEmbedder:
         rows = self._rows(task)
         lengths = [len(row) for row in rows]
         pieces = [
-            partial(self._compute, task, batch, [rows[index] for index in batch])
+            partial(advance, self._compute(task, batch, [rows[index] for index in batch]))
             for batch in cut(lengths, self._encoder.piece_tokens)
         ]
         return TaskPlan(sum(lengths), pieces)
@@ -150,12 +155,9 @@ class MlxEmbedder:
                 rows.append(array("i", row))
         return rows
 
-    def _embed(self, rows: Any) -> np.ndarray[Any, Any]:
-        ids, mask = self._inputs.pad(rows)
+    def _embedded(self, ids: mx.array, mask: mx.array) -> mx.array:
         output = self._encoder.model(ids, attention_mask=mask)
-        vectors = output.text_embeds
+        vectors: mx.array = output.text_embeds
         if self._pools and self._settings.pooling is not None:
             vectors = pool_by_config(output.last_hidden_state, mask, self._settings.pooling)
-        vectors = vectors.astype(mx.float32)
-        mx.eval(vectors)
-        return np.array(vectors)
+        return vectors.astype(mx.float32)

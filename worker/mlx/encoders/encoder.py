@@ -4,7 +4,8 @@ cache.
 It also cuts many sequences into batches, one for each forward pass.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,10 +22,12 @@ from lmx.worker.engine.values import ModelFacts
 from lmx.worker.mlx.device.gpu import on_gpu
 from lmx.worker.mlx.device.metal_memory import release_memory, wire_weights
 from lmx.worker.mlx.encoders.folder import EncoderSettings, read_encoder_settings
+from lmx.worker.mlx.media.blocks import blocks
 from lmx.worker.mlx.model.folder import effective_context, read_folder
 from lmx.worker.mlx.model.guard import forbid_checkpoint_code
 from lmx.worker.mlx.model.load import read_weights
 from lmx.worker.mlx.model.token_text import TokenTask, TokenTasks
+from lmx.worker.mlx.module_calls import wrap_call
 
 CPU_PIECE_TOKENS: Final = 256
 GPU_PIECE_TOKENS: Final = 8192
@@ -142,6 +145,35 @@ class EncoderInputs:
         ids = [[*row, *([self._pad_id] * (longest - len(row)))] for row in rows]
         mask = [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
         return mx.array(ids), mx.array(mask)
+
+
+class Layers:
+    """Computes layer by layer what takes long. MLX computes nothing before it is evaluated: so a
+    whole forward pass is recorded first, with what each layer makes. Engine thread."""
+
+    def __init__(self, encoder: LoadedEncoder) -> None:
+        self._short_tokens = encoder.piece_tokens // 8
+        self._made: deque[mx.array] = deque()
+        for layer in blocks(encoder.model):
+            wrap_call(layer, self._note)
+
+    def computed(
+        self, ids: mx.array, record: Callable[[], mx.array]
+    ) -> Generator[None, None, mx.array]:
+        """Return what ``record`` makes of the padded rows of ``ids``, and pause behind the layers,
+        unless all of it is done soon."""
+        made: deque[mx.array] = deque()
+        self._made = made
+        output = record()
+        self._made = deque()
+        while made and ids.size > self._short_tokens:
+            mx.eval(made.popleft())
+            yield
+        mx.eval(output)
+        return output
+
+    def _note(self, output: Any) -> None:
+        self._made.append(output[0] if isinstance(output, tuple) else output)
 
 
 class EncoderMemory:

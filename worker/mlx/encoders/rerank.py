@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
@@ -17,11 +17,12 @@ from lmx.protocol.models.checkpoint import read_checkpoint_config
 from lmx.protocol.models.kind import is_classifier
 from lmx.protocol.states import LoadPhase, ModelKind
 from lmx.worker.engine.interfaces import Engine, LoadReporter
-from lmx.worker.engine.values import TaskPlan, wrong_kind
+from lmx.worker.engine.values import TaskPlan, advance, wrong_kind
 from lmx.worker.media.values import Media
 from lmx.worker.mlx.encoders.encoder import (
     EncoderInputs,
     EncoderMemory,
+    Layers,
     LoadedEncoder,
     cut,
     load_encoder,
@@ -66,7 +67,7 @@ class _Form(Protocol):
         """Return the tokens of documents. Prompt thread."""
 
     def score(self, ids: mx.array, mask: mx.array, pairs: Sequence[_Pair]) -> mx.array:
-        """Return a score for each padded row, before the sigmoid. Engine thread."""
+        """Return a score for each padded row, before the sigmoid, not evaluated. Engine thread."""
 
 
 def load_reranker(spec: WorkerSpec, advanced: LoadReporter) -> Engine:
@@ -100,7 +101,8 @@ class MlxReranker:
         self._inputs = EncoderInputs(encoder)
         self._piece_tokens = encoder.piece_tokens
         self._form = form
-        self._compute(0, [0], [([0], [1])])
+        self._layers = Layers(encoder)
+        list(self._compute(0, [0], [([0], [1])]))
 
     def plan(self, task: Task, media: Sequence[Media] = ()) -> TaskPlan | TaskReply:
         """Tokenize the texts, check the lengths of the pairs, and sort them into batches."""
@@ -112,12 +114,17 @@ class MlxReranker:
             case _:
                 return self._inputs.reply(task)
 
-    def _compute(self, stream_id: int, indexes: Sequence[int], pairs: Sequence[_Pair]) -> Scores:
+    def _compute(
+        self, stream_id: int, indexes: Sequence[int], pairs: Sequence[_Pair]
+    ) -> Generator[None, None, Scores]:
         """Compute the scores of some documents."""
         before, between, after = self._form.around
         rows = [[*before, *query, *between, *document, *after] for query, document in pairs]
+        ids, mask = self._inputs.pad(rows)
+        record = partial(self._form.score, ids, mask, pairs)
+        logits = yield from self._layers.computed(ids, record)
         # In 16 bits the sigmoid of all large scores is exactly 1, and nothing ranks them.
-        logits = self._form.score(*self._inputs.pad(rows), pairs).astype(mx.float32)
+        logits = logits.astype(mx.float32)
         if self._form.sigmoid:
             logits = mx.sigmoid(logits)
         scores = cast("list[float]", logits.tolist())
@@ -132,7 +139,7 @@ class MlxReranker:
         for index, length in enumerate(lengths):
             self._inputs.check_length(length, f"documents[{index}]")
         pieces = [
-            partial(self._compute, task.stream_id, batch, [pairs[index] for index in batch])
+            partial(advance, self._compute(task.stream_id, batch, [pairs[at] for at in batch]))
             for batch in cut(lengths, self._piece_tokens)
         ]
         return TaskPlan(sum(lengths), pieces)

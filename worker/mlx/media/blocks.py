@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -30,12 +30,12 @@ class BlockTap:
     """Records the parts in which a model's vision and audio encoders compute. Engine thread."""
 
     def __init__(self, model: Any) -> None:
-        blocks = list(_blocks(model))
-        known = {id(block) for block in blocks}
+        found = list(blocks(model, _OTHERS))
+        known = {id(block) for block in found}
         encoders = list(_modules(model))
         small = [one for one in encoders if known.isdisjoint(map(id, _modules(one)))]
         self._slicer = Slicer(encoders, small)
-        for block in blocks:
+        for block in found:
             wrap_call(block, self._note)
 
     @contextmanager
@@ -100,9 +100,11 @@ def _modules(module: Any) -> Iterator[Any]:
                 yield from _modules(each)
 
 
-def _blocks(module: Any) -> Iterator[Any]:
+def blocks(module: Any, others: Container[str] = ()) -> Iterator[Any]:
+    """Yield the layers that a module's stacks are of, except those within its children with the
+    names of ``others``."""
     for name, child in module.children().items():
-        if name in _OTHERS:
+        if name in others:
             continue
         if isinstance(child, list):
             modules = [each for each in child if isinstance(each, nn.Module)]
@@ -112,6 +114,6 @@ def _blocks(module: Any) -> Iterator[Any]:
                 yield from modules
             else:
                 for each in modules:
-                    yield from _blocks(each)
+                    yield from blocks(each, others)
         elif isinstance(child, nn.Module):
-            yield from _blocks(child)
+            yield from blocks(child, others)

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from lmx.protocol.messages.speech import SpokenSegment, SpokenWord, Transcribe, Transcript
-from lmx.worker.engine.values import TaskPiece
+from lmx.worker.engine.values import TaskPiece, advance
 from lmx.worker.media.values import Sound
 from lmx.worker.mlx.speech.decoder import (
     SAMPLES_PER_FRAME,
@@ -93,7 +93,7 @@ class Transcription:
     def __next__(self) -> TaskPiece:
         if self._seek >= self._frames:
             raise StopIteration
-        return partial(_advance, self._transcribe())
+        return partial(advance, self._transcribe())
 
     def _transcribe(self) -> Generator[None, None, Transcript]:
         begin = self._behind_quiet(self._seek)
@@ -237,16 +237,6 @@ class Transcription:
             len(attempt.tokens) if attempt is not None else 0,
             tuple(kept),
         )
-
-
-def _advance(work: Generator[None, None, Transcript]) -> Transcript | None:
-    """Do one part of a window's work: the function of a :data:`TaskPiece`."""
-    try:
-        next(work)
-    except StopIteration as end:
-        transcript: Transcript = end.value
-        return transcript
-    return None
 
 
 def _next_words(words: Iterator[TimedWord], tokens: int) -> Iterator[TimedWord]:
