@@ -72,6 +72,12 @@ class Download:
         return (self.repo_id, self.revision or "main", self.filename, self.bits)
 
     @property
+    def is_gguf(self) -> bool:
+        """Whether it is a GGUF file that is served as it is."""
+        name = self.filename or ""
+        return name.lower().endswith(".gguf") and self.bits is None
+
+    @property
     def options(self) -> tuple[str, ...]:
         """The arguments with which the fetch program fetches this, besides the repository."""
         revision = () if self.revision is None else (f"--revision={self.revision}",)
@@ -91,7 +97,7 @@ class Download:
             source = f"{self.repo_id}/{self.filename}" if self.filename else self.repo_id
             return AddModel(quantized_name(source, self.bits), str(path))
         if self.filename is not None:
-            if not self.filename.lower().endswith(".gguf"):
+            if not self.is_gguf:
                 return None
             return AddModel(file_model_id(self.repo_id, self.filename), str(path))
         if self.revision not in (None, "main"):

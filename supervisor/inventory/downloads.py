@@ -81,7 +81,7 @@ class Downloads:
 
     ``serve(download, path)`` lets a downloaded model be served and returns its id, or None if the
     file is not a model. If it raises an :class:`LmxError`, the download shows that error.
-    ``is_whole(download)`` returns whether what was downloaded is still there.
+    ``is_whole(path)`` returns whether a file that was downloaded is still there.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Downloads:
         file: DownloadFile,
         runs: FetchRuns,
         serve: Callable[[Download, Path], Awaitable[str | None]],
-        is_whole: Callable[[Download], Awaitable[bool]],
+        is_whole: Callable[[Path], Awaitable[bool]],
         events: Events,
     ) -> None:
         self._file = file
@@ -121,29 +121,30 @@ class Downloads:
                 self._begin(download)
 
     async def start(self, question: StartDownload) -> DownloadView:
-        """Begin a download, or continue with it. Returns it when its size is known, when it has
-        ended, or when ten seconds are over. Raises :class:`LmxError`: INVALID_VALUE with its
-        ``param``, QUEUE_FULL, SHUTTING_DOWN, MODEL_UNLOADED while the repository's files are
-        deleted."""
+        """Begin a download, or continue with it. A repository that has come is asked for what has
+        changed since. A GGUF file is not: it is served from that commit. Returns the download
+        when its size is known, when it has ended, or when ten seconds are over. Raises
+        :class:`LmxError`: INVALID_VALUE with its ``param``, QUEUE_FULL, SHUTTING_DOWN,
+        MODEL_UNLOADED while the repository's files are deleted."""
         wanted = requested_download(question)
         self._refuse_deleted(wanted.repo_id)
         download = self._latest(wanted.key)
-        if download is not None and download.status is DownloadStatus.COMPLETED:
-            is_whole = await self._is_whole(download)
+        completed = download is not None and download.status is DownloadStatus.COMPLETED
+        if download is not None and completed and download.is_gguf:
+            assert download.path is not None
+            path = Path(download.path)
+            is_whole = await self._is_whole(path)
             # A deletion may have begun meanwhile.
             self._refuse_deleted(wanted.repo_id)
             if is_whole:
                 # It is served already, unless it was removed since or its name was taken.
-                assert download.path is not None
-                download.model_id, download.error = await self._served(
-                    download, Path(download.path)
-                )
+                download.model_id, download.error = await self._served(download, path)
                 return self._view(download)
             # Another client may have begun it meanwhile.
             download = self._latest(wanted.key)
         if download is None or not download.unfinished:
             self._refuse_more()
-            if download is None or download.status is DownloadStatus.COMPLETED:
+            if download is None:
                 download = wanted
                 self._all[wanted.download_id] = wanted
                 self._all = {each.download_id: each for each in trimmed(self._all.values())}

@@ -9,8 +9,8 @@ worker it is the only program that imports an engine's module, to ask it how muc
 takes.
 
 A line is JSON. `{"model": <Question>}` is answered with `{"inspection": <Inspection>}`.
-`{"whole": path, "file": bool}` is answered with `{"whole": bool}`: whether a folder is a complete
-model, or a file is there. A bug here or in an engine is answered with `{"error": text}`.
+`{"whole": path}` is answered with `{"whole": bool}`: whether a file is there, with all parts of its
+model. A bug here or in an engine is answered with `{"error": text}`.
 """
 
 import contextlib
@@ -344,19 +344,13 @@ def _revision(folder: Path, shards: list[Path]) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _is_whole(path: Path, *, file: bool) -> bool:
-    try:
-        return path.is_file() if file else missing_part(path) is None
-    except OSError:
-        return False
-
-
 def _answer(line: str, home: Home) -> dict[str, Any]:
     asked = json.loads(line)
     if "model" in asked:
         question = codec.from_map(Question, asked["model"], "question")
         return {"inspection": codec.to_map(inspect(question, home))}
-    return {"whole": _is_whole(Path(asked["whole"]), file=asked["file"])}
+    file = Path(asked["whole"])
+    return {"whole": all(file.with_name(part).is_file() for part in part_names(file.name))}
 
 
 def _limit() -> None:

@@ -110,13 +110,13 @@ class Inspector:
         problem = shown(f"{where} can't be read: {why}")
         return Inspection(question, question.path, problem=problem, by_host=by_host)
 
-    async def is_whole(self, path: Path, *, file: bool = False) -> bool:
-        """Return whether a folder is a complete model, or whether a file is there. Returns False
-        for what can't be read."""
+    async def is_whole(self, file: Path) -> bool:
+        """Return whether a file is there, with all parts of its model. Returns False for what can't
+        be read."""
         try:
-            answer = await self._ask({"whole": str(path), "file": file})
+            answer = await self._ask({"whole": str(file)})
         except InspectionError as error:
-            log.warning("files.not_inspected", path=str(path), error=str(error))
+            log.warning("files.not_inspected", path=str(file), error=str(error))
             return False
         return answer.get("whole") is True
 

@@ -442,14 +442,8 @@ def _downloads(base: _Base, processes: Processes, core: Core, added: AddedModels
         core.flush(time.monotonic())
         return model_id
 
-    async def is_whole(download: Download) -> bool:
-        if download.path is None:
-            return False
-        file = download.filename is not None and download.bits is None
-        return await processes.inspector.is_whole(Path(download.path), file=file)
-
     file = DownloadFile(base.home.downloads, base.notify)
-    return Downloads(file, processes.runs, serve, is_whole, base.events)
+    return Downloads(file, processes.runs, serve, processes.inspector.is_whole, base.events)
 
 
 def _is_working(core: Core, runs: FetchRuns) -> bool:

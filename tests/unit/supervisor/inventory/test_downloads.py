@@ -33,7 +33,6 @@ from lmx.supervisor.inventory.downloads import (
     bytes_per_s,
     note_bytes,
 )
-from lmx.supervisor.memory.files import missing_part
 from lmx.supervisor.processes.fetching import FetchProgram, FetchRuns
 from tests.support.fakes.fake_peers import until
 
@@ -121,9 +120,9 @@ class Ground:
         await self.serving()
         return self.served(download, path)
 
-    async def _is_whole(self, download: Download) -> bool:
+    async def _is_whole(self, file: Path) -> bool:
         self.looked()
-        return download.path is not None and missing_part(Path(download.path)) is None
+        return file.exists()
 
     def note(self, name: str, model_id: str | None, detail: str, **data: Any) -> None:
         self.events.append(name)
@@ -138,14 +137,6 @@ class Ground:
         )
         self.made.append(made)
         return made
-
-    def model(self, *, whole: bool = True) -> Path:
-        """Make the folder of a model, and return it."""
-        folder = self.folder / "model"
-        folder.mkdir()
-        for name in ("config.json", "tokenizer.json", "model.safetensors") if whole else ():
-            (folder / name).write_text("{}")
-        return folder
 
 
 @pytest.fixture
@@ -253,31 +244,49 @@ async def test_files_that_are_being_deleted_are_not_downloaded(ground: Ground, w
         with pytest.raises(LmxError, match="being deleted") as caught:
             await downloads.start(StartDownload("org/name"))
         assert caught.value.code is ErrorCode.MODEL_UNLOADED
-    folder = ground.model(whole=whole)
-    ground.script(f"""echo '{{"path": "{folder}"}}'""")
-    await ended(downloads, await downloads.start(StartDownload("org/name")))
+    file = ground.folder / "m.gguf"
+    if whole:
+        file.touch()
+    ground.script(f"""echo '{{"path": "{file}"}}'""")
+    question = StartDownload("org/name", None, "m.gguf")
+    await ended(downloads, await downloads.start(question))
     with ExitStack() as deleting:
         ground.looked = lambda: deleting.enter_context(downloads.deleting("org/name"))
         with pytest.raises(LmxError, match="being deleted"):
-            await downloads.start(StartDownload("org/name"))
+            await downloads.start(question)
     ground.looked = lambda: None
-    view = await downloads.start(StartDownload("org/name"))
+    view = await downloads.start(question)
     assert view.status is DownloadStatus.COMPLETED
 
 
-async def test_what_has_come_is_not_asked_for_again(ground: Ground) -> None:
-    folder = ground.model()
-    ground.script(f"""{SIZED}; echo '{{"path": "{folder}"}}'""")
+async def test_a_repository_that_has_come_is_asked_for_again(ground: Ground) -> None:
     downloads = ground.downloads()
-    done = await ended(downloads, await downloads.start(StartDownload("org/name")))
-    assert (done.status, done.model_id) == (DownloadStatus.COMPLETED, "org/name")
-    assert done.downloaded_bytes == done.total_bytes
-    assert await downloads.start(StartDownload("org/name")) == done
+    views = []
+    for commit in ("old", "new"):
+        ground.script(f"""{SIZED}; echo '{{"path": "/snapshots/{commit}"}}'""")
+        views.append(await ended(downloads, await downloads.start(StartDownload("org/name"))))
+        assert downloads.of("org/name")[0].path == f"/snapshots/{commit}"
+    old, new = views
+    assert (old.status, old.model_id) == (DownloadStatus.COMPLETED, "org/name")
+    assert old.downloaded_bytes == old.total_bytes
+    assert (new.download_id, new.status) == (old.download_id, DownloadStatus.COMPLETED)
+    assert len(downloads.list().downloads) == 1
+
+
+async def test_a_gguf_file_that_has_come_is_not_asked_for_again(ground: Ground) -> None:
+    """Its model is served by its path, which has the commit."""
+    file = ground.folder / "m.gguf"
+    file.touch()
+    ground.script(f"""{SIZED}; echo '{{"path": "{file}"}}'""")
+    downloads = ground.downloads()
+    question = StartDownload("org/name", None, "m.gguf")
+    done = await ended(downloads, await downloads.start(question))
+    ground.script(FAILS)
+    assert await downloads.start(question) == done
     ground.served = lambda *_: "elsewhere"  # the model was removed, and its name given away
-    assert (await downloads.start(StartDownload("org/name"))).model_id == "elsewhere"
-    (folder / "config.json").unlink()
-    anew = await downloads.start(StartDownload("org/name"))
-    assert anew.download_id != done.download_id
+    assert (await downloads.start(question)).model_id == "elsewhere"
+    file.unlink()
+    assert (await ended(downloads, await downloads.start(question))).error == "cut off"
 
 
 async def test_a_taken_name_fails_no_download(ground: Ground) -> None:
@@ -442,21 +451,22 @@ async def test_a_load_that_fetched_all_of_it_completes_a_download_that_failed(
 
 
 async def test_whoever_looks_while_it_is_served_sees_no_half_of_an_end(ground: Ground) -> None:
-    folder = ground.model()
-    ground.script(f"""{SIZED}; echo '{{"path": "{folder}"}}'""")
+    file = ground.folder / "m.gguf"
+    file.touch()
+    ground.script(f"""{SIZED}; echo '{{"path": "{file}"}}'""")
     downloads = ground.downloads()
-    done = await ended(downloads, await downloads.start(StartDownload("org/name")))
+    question = StartDownload("org/name", None, "m.gguf")
+    done = await ended(downloads, await downloads.start(question))
     seen: list[DownloadView] = []
 
     async def look() -> None:
         seen.append(downloads.list().downloads[0])
 
     ground.serving = look
-    assert await downloads.start(StartDownload("org/name")) == done
+    assert await downloads.start(question) == done
     ground.script(FAILS)
-    (folder / "config.json").unlink()
     failed = await ended(downloads, await downloads.start(StartDownload("org/name")))
-    await downloads.completed_elsewhere("org/name", None, folder)
+    await downloads.completed_elsewhere("org/name", None, Path("/cache/name"))
     assert [(each.status, each.model_id, each.error) for each in seen] == [
         (DownloadStatus.COMPLETED, "org/name", None),
         (DownloadStatus.FAILED, None, "cut off"),
