@@ -188,6 +188,12 @@ _PUT: Final = f"INSERT OR REPLACE INTO jobs VALUES ({', '.join('?' * len(_COLUMN
 _RECORD_BYTES: Final = 512
 """What a record takes besides its result, about."""
 
+_TAKEN_BYTES: Final = (
+    "coalesce(length(result), 0) + coalesce(length(items), 0) + coalesce(length(head), 0) "
+    f"+ coalesce(length(output), 0) + {_RECORD_BYTES}"
+)
+"""What a record and its response take of the file, about."""
+
 _RESPONSE_COLUMNS: Final = frozenset({"id", "items", "head", "previous", "output"})
 _NAMED: Final = re.compile(r"(?:TABLE|INDEX|TRIGGER)(?: IF NOT EXISTS)? (\w+)")
 """The names of what the statements above make."""
@@ -472,20 +478,22 @@ def file_bytes(connection: sqlite3.Connection) -> int:
 
 
 def shrink(connection: sqlite3.Connection, max_bytes: int) -> int:
-    """Remove records that have ended, in the order of :func:`first_to_go`, until the rest takes no
-    more than nine tenths of ``max_bytes``, and give the free space back to the disk; return how
-    many were removed.
+    """Remove records that have ended, in the order of :func:`first_to_go`, until those that are
+    left of them take no more than nine tenths of ``max_bytes``, and give the free space back to the
+    disk; return how many were removed.
 
-    The records of jobs under way stay, however large they are.
+    The records of jobs under way stay, however large they are, and take no room from the others.
     """
+    (under_way_bytes,) = connection.execute(
+        f"SELECT coalesce(sum({_TAKEN_BYTES}), 0) FROM jobs LEFT JOIN responses USING (id) "  # noqa: S608
+        "WHERE ended_s IS NULL"
+    ).fetchone()
+    most_bytes = max_bytes * 9 // 10 + under_way_bytes
     removed = 0
-    while (excess_bytes := _used_bytes(connection) - max_bytes * 9 // 10) > 0:
+    while (excess_bytes := _used_bytes(connection) - most_bytes) > 0:
         ended = connection.execute(
-            "SELECT id, owner, coalesce(length(result), 0) + coalesce(length(items), 0) "
-            "+ coalesce(length(head), 0) + coalesce(length(output), 0) + ? "
-            "FROM jobs LEFT JOIN responses USING (id) "
-            "WHERE ended_s IS NOT NULL ORDER BY created_s, id",
-            (_RECORD_BYTES,),
+            f"SELECT id, owner, {_TAKEN_BYTES} FROM jobs LEFT JOIN responses USING (id) "  # noqa: S608
+            "WHERE ended_s IS NOT NULL ORDER BY created_s, id"
         ).fetchall()
         gone = first_to_go(ended, excess_bytes)
         if not gone:

@@ -435,6 +435,13 @@ async def test_one_owner_s_records_push_out_no_other_s(tmp_path: Path) -> None:
         assert len(await ids(store, owner="small")) == 5
         assert await ids(store, owner="large") == left
         assert len(await ids(store, owner="many")) == 20 - 5 - len(left)
+        # What is under way can't go, and takes no room from what has ended.
+        for number in range(10):
+            going = row(f"going-{number}", JobState.RUNNING, owner="going", response=picture)
+            store.put(going)
+        await store.sweep(lambda: {f"going-{number}" for number in range(10)})
+        assert len(await ids(store, owner="small")) == 5
+        assert len(await ids(store, owner="going")) == 10
 
 
 async def test_age_and_number_decide_what_goes(tmp_path: Path) -> None:
