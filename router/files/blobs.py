@@ -97,6 +97,11 @@ def names_in(folder: Path) -> list[str]:
     return []
 
 
+def is_part(name: str) -> bool:
+    """Return whether a name is that of a file that was never whole."""
+    return name.endswith(_PART)
+
+
 class Remnants:
     """Those of some files that no writer holds, as a context manager: within the block none can be
     written."""

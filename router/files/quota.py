@@ -42,10 +42,16 @@ def exceeded(
     connection: sqlite3.Connection, owner: str | None, more_bytes: int, quota: Quota
 ) -> int | None:
     """Return the limit in bytes that a new file of an owner would exceed; None if there is room."""
-    for limit, whose in ((quota.all_bytes, _ALL), (quota.key_bytes, OWN)):
-        if _taken(connection, whose, owner) + max(more_bytes, LEAST_BYTES) > limit:
-            return limit
-    return None
+    left_bytes, limit = left(connection, owner, quota)
+    return limit if max(more_bytes, LEAST_BYTES) > left_bytes else None
+
+
+def left(connection: sqlite3.Connection, owner: str | None, quota: Quota) -> tuple[int, int]:
+    """Return the bytes that a new file of an owner may have, and the limit that allows no more."""
+    return min(
+        (limit - _taken(connection, whose, owner), limit)
+        for limit, whose in ((quota.all_bytes, _ALL), (quota.key_bytes, OWN))
+    )
 
 
 def full(

@@ -6,11 +6,11 @@ leaves a whole file or none. What is left of one that was never whole is removed
 """
 
 import asyncio
+import contextlib
 import secrets
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
@@ -20,7 +20,7 @@ from lmx.protocol.errors import ErrorCode, LmxError, RequestError, UnavailableEr
 from lmx.protocol.messages.specs import FilesSpec
 from lmx.router.files import batch_tables, quota, tables
 from lmx.router.files.batch_tables import ENDED, BatchRow, BatchStatus, Result
-from lmx.router.files.blobs import BlobWriter, Remnants, names_in
+from lmx.router.files.blobs import BlobWriter, Remnants, is_part, names_in
 from lmx.router.files.quota import Quota
 from lmx.router.files.stored_bytes import StoredBytes
 from lmx.router.files.tables import FileRow, Page
@@ -53,10 +53,15 @@ class Upload:
     def __init__(self, writer: BlobWriter) -> None:
         self.size_bytes = 0
         self.writer = writer
+        self.room: tuple[int, RequestError] | None = None
+        """The bytes that it may have, and what :meth:`write` raises beyond them. None: the room is
+        looked for once it is whole."""
 
     async def write(self, piece: bytes) -> None:
         """Write more. Raises INSUFFICIENT_DISK."""
         self.size_bytes += len(piece)
+        if self.room is not None and max(self.size_bytes, quota.LEAST_BYTES) > self.room[0]:
+            raise self.room[1]
         await _on_disk(lambda: self.writer.write(piece))
 
 
@@ -85,7 +90,7 @@ class FileStore(RecordFile[_Results]):
         """Return where the bytes of a file are."""
         return self.folder / row.id
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def receive(self, requester: str) -> AsyncIterator[tuple[str, Upload]]:
         """Give the id of a new file, and what its bytes are written to. Unless :meth:`add` was
         called before the end of the block, nothing is left. Raises QUEUE_FULL while too many files
@@ -107,7 +112,7 @@ class FileStore(RecordFile[_Results]):
         finally:
             self._uploads.remove(requester)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def writing(self, name: str) -> AsyncIterator[BlobWriter]:
         """Give what writes bytes of this name. Unless it committed their record before the end of
         the block, nothing is left. Raises INSUFFICIENT_DISK."""
@@ -117,6 +122,11 @@ class FileStore(RecordFile[_Results]):
         finally:
             # It may have megabytes to let go.
             await asyncio.shield(asyncio.to_thread(writer.__exit__, None, None, None))
+
+    async def limit(self, upload: Upload, owner: str | None) -> None:
+        """Let an upload be refused with its first bytes for which its owner has no room."""
+        left_bytes, limit = await self._read(lambda file: quota.left(file, owner, self.quota))
+        upload.room = left_bytes, self.no_room(limit, "file")
 
     async def add(self, row: FileRow, upload: Upload) -> None:
         """Keep a file that was received whole. Raises REQUEST_TOO_LARGE if the files of its owner,
@@ -195,9 +205,24 @@ class FileStore(RecordFile[_Results]):
             return
         with await asyncio.to_thread(Remnants, self.folder, unknown) as remnants:
             known = await self._read(_known)
+            known |= await asyncio.to_thread(self._of_set_aside, unknown)
             removed = await asyncio.to_thread(remnants.remove, known)
         if removed:
             _log.info("files.swept", expired=len(gone), removed=removed)
+
+    def _of_set_aside(self, names: Iterable[str]) -> set[str]:
+        """Return those of some names that were there when records were set aside: theirs may be
+        among these, which can still be recovered. They are kept for as long as these are."""
+        set_aside = self._path.parent.glob(f"{self._path.name}.damaged*")
+        until_s = max((one.stat().st_ctime for one in set_aside), default=None)
+        if until_s is None:
+            return set()
+        kept = set()
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                if (self.folder / name).stat().st_ctime <= until_s and not is_part(name):
+                    kept.add(name)
+        return kept
 
     async def perform(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """Return what ``work`` gives, which reads the records or commits a change of them. It must

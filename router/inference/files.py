@@ -103,6 +103,7 @@ async def upload_file(request: web.Request) -> web.Response:
     services, context = request.app[SERVICES], request[CONTEXT]
     files = services.files
     async with files.receive(context.requester) as (file_id, upload):
+        await files.limit(upload, context.owner)
         form = await read_form(request, services.spec.files.max_file_bytes, upload)
         of_anthropic = is_of_anthropic(request)
         wanted = parse_anthropic_file(form) if of_anthropic else parse_file(form)

@@ -1,6 +1,7 @@
 """Files of clients, by the official library's own calls and by hand."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import stat
@@ -313,6 +314,55 @@ async def test_the_time_of_a_file_is_over(tmp_path: Path) -> None:
         assert not any((tmp_path / "files").iterdir())
     finally:
         await asyncio.to_thread(files.close, 10.0)
+
+
+@contextlib.asynccontextmanager
+async def started(home: Path) -> AsyncIterator[FileStore]:
+    files = FileStore(home / "files.sqlite", FilesSpec(str(home / "files")))
+    files.start()
+    try:
+        yield files
+    finally:
+        await asyncio.to_thread(files.close, 90.0)
+
+
+async def test_bytes_outlast_the_records_that_were_set_aside(tmp_path: Path) -> None:
+    async with started(tmp_path) as files, files.receive("") as (kept, upload):
+        await upload.write(b"abc")
+        await files.add(FileRow(kept, None, "a", "batch", 3, 1, None), upload)
+    folder, records = tmp_path / "files", tmp_path / "files.sqlite"
+    (folder / f"file-{'0' * 24}.part").write_bytes(b"half")
+    records.write_bytes(b"no database")
+    async with started(tmp_path) as files:
+        await files.sweep()
+        assert names_in(folder) == [kept]
+        # Files that come after that are removed as ever.
+        async with files.receive("") as (file_id, upload):
+            await upload.write(b"abc")
+            await files.add(FileRow(file_id, None, "a", "batch", 3, 1, 2), upload)
+        await files.sweep()
+        assert names_in(folder) == [kept]
+        (tmp_path / "files.sqlite.damaged").unlink()
+        await files.sweep()
+        assert names_in(folder) == []
+
+
+async def test_a_file_beyond_the_room_is_refused_as_it_comes(tmp_path: Path) -> None:
+    spec = FilesSpec(str(tmp_path / "files"), 2**30, 10_000, 18_000)
+    async with router_rig(api_keys=KEYS, files=spec) as rig:
+        reader, writer = await asyncio.open_connection("127.0.0.1", rig.spec.port)
+        writer.write(
+            b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900000\r\n"
+            b"Content-Type: multipart/form-data; boundary=b\r\n"
+            + f"Authorization: Bearer {ONE}\r\n\r\n--b\r\n".encode()
+            + b'Content-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+        )
+        writer.write(b"x" * 600_000)
+        # It is answered before the rest is sent.
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 90)
+        assert head.startswith(b"HTTP/1.1 413 ")
+        assert not blobs(rig)
+        writer.close()
 
 
 WRITE = """
