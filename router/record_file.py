@@ -391,6 +391,8 @@ def _open(path: Path, kind: RecordKind) -> sqlite3.Connection:
         connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")
         _use_wal(connection)
         connection.execute("PRAGMA synchronous = NORMAL")
+        # What is deleted is overwritten. Whether it is by default depends on how SQLite was built.
+        connection.execute("PRAGMA secure_delete = ON")
         connection.execute(f"PRAGMA journal_size_limit = {_JOURNAL_BYTES}")
         # The order matters: another router may be making the table right now.
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]

@@ -61,6 +61,13 @@ class KeyCommands:
         except OperationError as error:
             if error.code is not ErrorCode.KEY_EXISTS:
                 raise
+            stored = next(key for key in self._keys.list().keys if key.name == name)
+            if stored.scopes != (KeyScope.PEER,) and not stored.configured:
+                raise OperationError(
+                    ErrorCode.KEY_EXISTS,
+                    f"there is a key {name!r} that was made for something else: revoke it with "
+                    f"`lmx key revoke {name}`, and pair the machines again",
+                ) from error
             made = self._keys.rotate(RotateKey(name, _PEER_GRACE_S), secret)
         return await self._made(made)
 

@@ -17,6 +17,10 @@ _DECODED: Final = ("deflate", "gzip", "x-gzip")
 _PIECE_BYTES: Final = 2**18
 """How much is decoded at a time: a millisecond's work."""
 
+_MOST_MEMBERS: Final = 10_000
+"""How many streams of gzip one body may be joined of. Each is a step of its own, also one of which
+nothing comes."""
+
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _ZLIB_METHOD: Final = 8
 """The low half of the first byte of a zlib stream. Some clients send `deflate` without its
@@ -48,12 +52,15 @@ async def decoded(content: StreamReader, encoding: str, limit_bytes: int) -> Asy
             yield chunk
         return
     decoder = None
-    read_bytes = 0
+    read_bytes = members = 0
     async for chunk in content.iter_any():
         read_bytes += len(chunk)
         left = chunk
         while left:
             if decoder is None or decoder.eof:
+                members += 1
+                if members > _MOST_MEMBERS:
+                    raise zlib.error("too many members")
                 decoder = _decoder(encoding, left[0])
             piece = decoder.decompress(left, _PIECE_BYTES)
             left = decoder.unused_data or decoder.unconsumed_tail

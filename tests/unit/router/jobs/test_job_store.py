@@ -107,6 +107,27 @@ async def test_the_file_is_for_its_owner_alone(store: JobStore, tmp_path: Path) 
     assert modes == {0o600}
 
 
+async def test_what_is_deleted_is_not_left_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = sqlite3.connect
+
+    def built_otherwise(path: Path, **options: Any) -> sqlite3.Connection:
+        """As of a SQLite that overwrites nothing by default."""
+        connection: sqlite3.Connection = connect(path, **options)
+        connection.execute("PRAGMA secure_delete = OFF")
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", built_otherwise)
+    path = tmp_path / "jobs.sqlite"
+    with opened(path) as store:
+        store.put(row("a", result=b"a secret " * 2000))
+        store.put(row("b"))
+        assert await ids(store) == ["b", "a"]
+        await store.delete("a")
+    assert b"a secret" not in path.read_bytes()
+
+
 async def test_another_owner_sees_nothing(store: JobStore) -> None:
     store.put(row("a", owner="key_a"))
     store.put(row("b", owner="key_b"))

@@ -161,6 +161,12 @@ async def test_a_compressed_body_is_limited_by_what_it_expands_to(rig: Rig) -> N
     assert (status, body["error"]["code"]) == (400, "invalid_json")
 
 
+async def test_a_compressed_body_of_very_many_members_is_refused(rig: Rig) -> None:
+    body = gzip.compress(json.dumps(chat_body()).encode()) + gzip.compress(b"") * 20_000
+    status, answered = await post_raw(rig, body, JSON | {"Content-Encoding": "gzip"})
+    assert (status, answered["error"]["code"]) == (400, "invalid_json")
+
+
 async def test_a_trickling_body_holds_only_its_own_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.control import Done
-from lmx.protocol.messages.keys import KeyScope
+from lmx.protocol.messages.keys import AddKey, KeyScope
 from lmx.protocol.messages.pairing import (
     ForgetPeer,
     GetOffer,
@@ -299,6 +299,15 @@ async def test_a_machine_that_is_paired_again_has_another_key(studio: Studio) ->
     assert digests[0] != digests[1]
     assert [one.digest for one in key.former] == digests[:1], "for a moment"
     assert len(studio.peers.list.peers) == 1
+
+
+async def test_a_key_that_may_do_more_is_given_to_no_peer(studio: Studio) -> None:
+    studio.keys.add(AddKey(name="peer-laptop", scopes=(KeyScope.ADMIN,)))
+    (before,) = studio.keys.ring.keys
+    offer = await studio.offer()
+    _, proof = await studio.exchange(offer.code, LAPTOP)
+    assert (await studio.refused(proof)).code is ErrorCode.KEY_EXISTS
+    assert (studio.keys.ring.keys, studio.peers.list.peers) == ((before,), ())
 
 
 async def test_without_a_code_nothing_begins(studio: Studio) -> None:
