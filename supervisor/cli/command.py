@@ -231,6 +231,8 @@ class Found:
     """Its file, or None."""
     words: str
     """Where it is from, for people."""
+    variables: Mapping[str, str]
+    """The variables that go over it, and others."""
     not_in_effect: tuple[str, ...] = ()
     """The sections of it that the lmx that runs has not read yet."""
 
@@ -249,8 +251,9 @@ def read_config(chosen: Path | None) -> Found:
     variables = os.environ if launch is None else launch.variables
     config = load_config(path, variables, keys_kept=home().has_keys)
     if launch is None:
-        return Found(config, path, from_words(path, os.environ))
-    return Found(config, path, f"the running lmx: {launch.words}", launch.changed(config))
+        return Found(config, path, from_words(path, variables), variables)
+    words = f"the running lmx: {launch.words}"
+    return Found(config, path, words, variables, launch.changed(config))
 
 
 def valid_config(chosen: Path | None = None) -> Config | None:

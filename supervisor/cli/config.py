@@ -18,6 +18,7 @@ from lmx.supervisor.cli.command import (
     place,
     read_config,
 )
+from lmx.supervisor.state.home import Home
 
 if TYPE_CHECKING:
     from lmx.supervisor.config.schema import ModelConfig
@@ -32,8 +33,15 @@ def reload_command() -> None:
     that is not valid nothing is taken; every problem in it is said, and the exit code is 4.
     """
     from lmx.supervisor.cli.operations import reload_config
+    from lmx.supervisor.config.load import overridden
+    from lmx.supervisor.service.launch import running_launch
 
-    reload_config(place())
+    where = place()
+    reload_config(where)
+    launch = running_launch(where) if isinstance(where, Home) else None
+    if launch is not None and launch.config is not None:
+        for notice in overridden(Path(launch.config), launch.variables):
+            click.echo(notice)
 
 
 @click.group("config")
@@ -54,7 +62,7 @@ def config_check(config: Path | None) -> None:
     # that lacks a module must not get that far.
     import lmx.supervisor.cli.serving.foreground  # noqa: F401
     from lmx.supervisor.config.extras import missing_extras
-    from lmx.supervisor.config.load import InvalidConfigError, config_notices
+    from lmx.supervisor.config.load import InvalidConfigError, config_notices, overridden
     from lmx.supervisor.keys.file import KeyFile
     from lmx.supervisor.keys.notices import key_notices
     from lmx.supervisor.processes.handover import FOR_SUPERVISOR
@@ -68,7 +76,11 @@ def config_check(config: Path | None) -> None:
     checked = found.config
     for gap in checked.routing_gaps():
         click.echo(gap)
-    notices = [*config_notices(found.path, os.environ), *missing_extras(checked)]
+    notices = [
+        *config_notices(found.path, found.variables),
+        *overridden(found.path, found.variables),
+        *missing_extras(checked),
+    ]
     for notice in [*notices, *key_notices(checked, KeyFile(home().keys).peek().keys)]:
         click.echo(notice)
     # For a supervisor, a model whose files can't be read costs itself alone.

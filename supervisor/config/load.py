@@ -173,6 +173,19 @@ def config_notices(path: Path | None, environment: Mapping[str, str]) -> list[st
     return [*notices, *left_out]
 
 
+def overridden(path: Path | None, environment: Mapping[str, str]) -> list[str]:
+    """Return a sentence for people about each key of a file that a variable goes before."""
+    if path is None:
+        return []
+    lines, names = _lines(path), {**variable_names(), "LMX_MODELS": ("models",)}
+    return [
+        f"{'.'.join(key)} (line {lines[key]}) is left out: {name}, from the environment or the "
+        "command that started lmx, goes before it until lmx is stopped, and started without"
+        for name in setting_variables(environment)
+        if (key := names.get(name)) in lines
+    ]
+
+
 def exposed_keys(path: Path) -> int | None:
     """Return the mode of a configuration that has keys and that other users can read; None for any
     other file. Raises :class:`OperationError` (config_invalid) if it can't be read."""

@@ -107,7 +107,7 @@ def running_launch(home: Home) -> Launch | None:
     """Return with what the lmx that runs was started, also if its supervisor has died and its
     processes serve. None if nothing runs, or nothing was recorded."""
     if supervisor_runs(home):
-        return StateFile(home.launch, _parse).peek()
+        return _recorded(home)
     return left_launch(home, locked=True)
 
 
@@ -116,8 +116,17 @@ def left_launch(home: Home, *, locked: bool = False) -> Launch | None:
     otherwise. ``locked`` means that the caller knows that no other supervisor runs."""
     if not locked and supervisor_runs(home):
         return None
-    launch = StateFile(home.launch, _parse).peek()
+    launch = _recorded(home)
     return launch if launch is not None and Records(home.state).orphans() else None
+
+
+def _recorded(home: Home) -> Launch | None:
+    launch = StateFile(home.launch, _parse).peek()
+    default = home.default_config.absolute()
+    if launch is None or launch.config not in (None, str(default)):
+        return launch
+    # The home's own file is read at each reload if it is there by then.
+    return dataclasses.replace(launch, config=str(default) if default.exists() else None)
 
 
 def other_configuration(launch: Launch, config: Config, *, keys_kept: bool) -> str | None:

@@ -9,6 +9,7 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 
+from lmx.protocol.messages.control import ReloadConfig, Reloaded
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.cli.serving.options import settle_handover
 from lmx.supervisor.config.load import load_config
@@ -85,6 +86,28 @@ def test_what_is_not_in_effect_yet_is_said(home: Home, tmp_path: Path) -> None:
     with fake_supervisor(home, {}):
         done = run("config", "check")
     assert "not in effect yet: server, logs; run `lmx reload`" in done.output
+
+
+def test_a_file_that_was_written_since_is_what_a_reload_reads(home: Home, tmp_path: Path) -> None:
+    record(home, **VARIABLES)
+    path = tmp_path / "lmx.yaml"
+    path.write_text("models: [{id: b, source: /y}]\nserver:\n  port: 9000\nlogs: {keep: 5}")
+    left_out = [
+        "models (line 1) is left out: LMX_MODELS, from the environment or the command that "
+        "started lmx, goes before it until lmx is stopped, and started without",
+        "server.port (line 3) is left out: LMX_SERVER_PORT, from the environment or the command "
+        "that started lmx, goes before it until lmx is stopped, and started without",
+    ]
+    with fake_supervisor(home, {ReloadConfig: lambda _: Reloaded((), ())}):
+        checked = run("config", "check").output.splitlines()
+        assert checked[:3] == [*left_out, "not in effect yet: logs; run `lmx reload`"]
+        assert run("reload").output.splitlines()[1:] == left_out
+        path.write_text("logs: {keep: many}")
+        refused = run("config", "check")
+        assert (refused.exit_code, "logs.keep (line 1)" in refused.output) == (4, True)
+        assert "lmx.yaml" in run("backup", str(tmp_path / "b.zip")).output
+        path.unlink()
+        assert "the running lmx: LMX_MODELS, LMX_SERVER_PORT: " in run("config", "check").output
 
 
 def test_another_configuration_takes_no_place_unasked(home: Home) -> None:
