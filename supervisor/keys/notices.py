@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from lmx.protocol.messages.keys import ApiKey, KeyScope
+from lmx.protocol.web_origins import is_loopback
 from lmx.supervisor.config.schema import Config
 
 
@@ -17,11 +18,17 @@ def key_notices(config: Config, stored: Sequence[ApiKey]) -> list[str]:
         for key in stored
         if key.name in names
     ]
-    if config.closed_without_key and not any(
-        KeyScope.INFERENCE in key.scopes for key in (*configured, *stored)
-    ):
+    if any(KeyScope.INFERENCE in key.scopes for key in (*configured, *stored)):
+        return notices
+    server = config.server
+    if config.closed_without_key:
         notices.append(
-            f"{config.server.host} can be reached by others and there is no key for requests to "
+            f"{server.host} can be reached by others and there is no key for requests to "
             "models: none is answered until `lmx key add NAME` makes one"
+        )
+    elif is_loopback(server.host) and (server.allowed_hosts or "*" in server.cors_origins):
+        notices.append(
+            "others may ask through what server.allowed_hosts and server.cors_origins name, and no "
+            "key protects the models: `lmx key add NAME` makes one"
         )
     return notices

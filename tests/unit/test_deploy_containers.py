@@ -46,6 +46,9 @@ def test_the_image_is_made_of_what_is_there_and_sent() -> None:
         for source in rest.split()[:-1]
     }
     assert copied == sent
+    # The key is there by docs/start/docker.md.
+    for ignored in (".gitignore", ".dockerignore"):
+        assert {".env", "**/.env"} & set((ROOT / ignored).read_text().splitlines())
     assert all((ROOT / name).exists() for name in copied)
 
 

@@ -110,6 +110,11 @@ def test_two_keys_of_one_name_and_none_where_others_come_are_noticed() -> None:
     (closed,) = notices(lan)
     assert "0.0.0.0 can be reached by others" in closed
     assert "lmx key add NAME" in closed
+    assert notices({"server": {"cors_origins": ["http://localhost:*"]}}) == []
+    for server in ({"allowed_hosts": ["lmx.example.com"]}, {"cors_origins": "*"}):
+        (open_to_others,) = notices({"server": server})
+        assert "others may ask" in open_to_others
+        assert notices({"server": server}, "ci") == []
 
 
 def refused(act: Callable[[], Any]) -> tuple[ErrorCode, str | None]:
