@@ -27,7 +27,7 @@ class PieceKind(Enum):
     WAITING = "waiting"
     """What lmx says while the request waits, as that the model is being loaded."""
     END = "end"
-    """Nothing more comes; ``facts`` are there."""
+    """No more text comes; ``facts`` are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Piece:
     kind: PieceKind
     text: str
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Of the END: the ``usage`` and ``timings`` of the answer."""
+    """Of an END: the ``finish_reason`` of the answer, or its ``usage`` and ``timings``."""
 
 
 class ChatClient:
@@ -127,6 +127,8 @@ def _pieces_of(event: Any) -> list[Piece]:
         for kind, names in _NAMES.items():
             if text := next(filter(None, map(delta.get, names)), ""):
                 pieces.append(Piece(kind, str(text)))
+        if reason := choice.get("finish_reason"):
+            pieces.append(Piece(PieceKind.END, "", {"finish_reason": reason}))
     if isinstance(event.get("usage"), dict) and isinstance(event.get("timings"), dict):
         facts = {"usage": event["usage"], "timings": event["timings"]}
         pieces.append(Piece(PieceKind.END, "", facts))

@@ -31,7 +31,7 @@ from lmx.supervisor.cli.chat.conversation import (
     typed_text,
 )
 from lmx.supervisor.cli.chat.terminal import AnswerView, stats_text, typing_off
-from lmx.supervisor.cli.command import given_key, valid_config
+from lmx.supervisor.cli.command import Exit, given_key, valid_config
 from lmx.supervisor.cli.views.words import no_such_model
 from lmx.supervisor.config.known_models import meant_instead, repository_of
 from lmx.supervisor.sockets.client import Place, open_client
@@ -161,7 +161,9 @@ def _is_listed(client: ChatClient, name: str) -> bool:
 def _print_answer(client: ChatClient, conversation: Conversation, prompt: str) -> None:
     with typing_off(), AnswerView() as view:
         facts = _answer(client, conversation, prompt, view, reasoning=False)
-    _print_stats(conversation, facts)
+    _print_facts(conversation, facts)
+    if _is_cut(facts) and ("response_format" in conversation.parameters or not view.text):
+        sys.exit(Exit.FAILED)  # What a script reads is no object, or nothing.
 
 
 def _answer(
@@ -180,12 +182,19 @@ def _answer(
     ) as pieces:
         for piece in pieces:
             view.show(piece, reasoning=reasoning)
-            facts = piece.facts or facts
+            facts = {**facts, **piece.facts}
     return facts
 
 
-def _print_stats(conversation: Conversation, facts: Mapping[str, Any]) -> None:
-    if conversation.stats and facts:
+def _is_cut(facts: Mapping[str, Any]) -> bool:
+    return facts.get("finish_reason") == "length"
+
+
+def _print_facts(conversation: Conversation, facts: Mapping[str, Any]) -> None:
+    if _is_cut(facts):
+        words = "(the answer is cut off: it has as many tokens as it may have, see max_tokens)"
+        click.secho(words, dim=True, err=True)
+    if conversation.stats and "usage" in facts:
         click.secho(f"({stats_text(facts['usage'], facts['timings'])})", dim=True, err=True)
 
 
@@ -262,7 +271,7 @@ def _exchange(client: ChatClient, conversation: Conversation, message: str) -> N
     try:
         with typing_off(), view:
             facts = _answer(client, conversation, message, view, reasoning=True)
-        _print_stats(conversation, facts)
+        _print_facts(conversation, facts)
     except KeyboardInterrupt:
         click.secho("\n(stopped)", dim=True)
     except OperationError as error:

@@ -18,7 +18,14 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.cli.chat import session
 from lmx.supervisor.cli.chat.client import ChatClient, Piece, PieceKind
 from lmx.supervisor.cli.chat.conversation import Conversation, Lines, command_of, shown
-from lmx.supervisor.cli.chat.session import _all_of, _history, audio_part, choose, image_part
+from lmx.supervisor.cli.chat.session import (
+    _all_of,
+    _history,
+    _print_answer,
+    audio_part,
+    choose,
+    image_part,
+)
 from lmx.supervisor.cli.chat.start import refuse_unknown
 from lmx.supervisor.cli.main import main
 from lmx.supervisor.config.known_models import KNOWN_MODELS
@@ -179,6 +186,33 @@ def test_an_answer_comes_in_pieces() -> None:
     sent = json.loads(asked[0].body)
     assert (sent["model"], sent["stream"]) == ("m", True)
     assert asked[0].headers["Authorization"] == "Bearer the-key"
+
+
+@pytest.mark.parametrize(
+    ("text", "parameters", "fails"),
+    [
+        ("half", {}, False),
+        ("", {}, True),
+        ('{"half": ', {"response_format": {"type": "json_object"}}, True),
+    ],
+)
+def test_an_answer_that_is_cut_off_is_said(
+    text: str, parameters: dict[str, Any], fails: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script must not take it for a whole one."""
+    facts = {"choices": [], "usage": {"completion_tokens": 3}, "timings": {}}
+    cut = 'data: {"choices": [{"delta": {}, "finish_reason": "length"}]}'
+    lines = (delta(content=text), cut, f"data: {json.dumps(facts)}", "data: [DONE]")
+    with server(200, *lines) as (client, _):
+        status = 0
+        try:
+            _print_answer(client, Conversation("m", parameters=parameters, stats=True), "q")
+        except SystemExit as end:
+            status = int(end.code or 0)
+    assert status == int(fails)
+    said = capsys.readouterr()
+    assert said.out.strip() == text.strip()
+    assert "cut off" in said.err and "3 answered" in said.err
 
 
 @pytest.mark.parametrize(
