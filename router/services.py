@@ -64,13 +64,15 @@ async def directory_for(request: web.Request) -> Directory:
     return directory.limited_to(request[CONTEXT].grant)
 
 
-async def listed_for(request: web.Request) -> Directory:
-    """Return the models that a request may name, those of peers among them. A peer gets those of
-    this machine alone. Raises as :func:`directory_for` does."""
-    directory = await directory_for(request)
-    if FORWARDED_HEADER in request.headers:
-        return directory
-    return await request.app[SERVICES].peers.listed(directory, request[CONTEXT].grant)
+async def listed_for(request: web.Request, *, openai: bool = True) -> Directory:
+    """Return the models that a request may name, those of peers among them, and unless ``openai``
+    is false those of servers that have OpenAI's API alone. A peer gets those of this machine alone.
+    Raises as :func:`directory_for` does."""
+    services = request.app[SERVICES]
+    directory = await services.supervisor.directory()
+    if FORWARDED_HEADER not in request.headers:
+        directory = await services.peers.listed(directory, openai=openai)
+    return directory.limited_to(request[CONTEXT].grant)
 
 
 def directory_without_key(request: web.Request) -> tuple[Directory | None, bool]:

@@ -239,14 +239,14 @@ class LmStudioModelList(Answer):
 async def list_models(request: web.Request) -> web.Response:
     """Return every model."""
     directory = await listed_for(request)
-    models = directory.models
+    of_lmx = await listed_for(request, openai=False)
     return _in_form(
         request,
-        lambda: anthropic_list(models, validated(ModelsQuery, dict(request.query))),
+        lambda: anthropic_list(of_lmx.models, validated(ModelsQuery, dict(request.query))),
         lambda: ModelList(
             object="list",
-            data=[model_object(model) for model in models],
-            models=codex_catalog(directory),
+            data=[model_object(model) for model in directory.models],
+            models=codex_catalog(of_lmx),
         ),
     )
 

@@ -144,7 +144,7 @@ class OllamaProgressLine(Answer):
 
 async def ollama_tags(request: web.Request) -> web.Response:
     """Return every model."""
-    directory = await listed_for(request)
+    directory = await listed_for(request, openai=False)
     return json_value(OllamaModels(models=[_listed(model) for model in directory.models]))
 
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from lmx.protocol.messages.keys import ApiKey
-from lmx.protocol.messages.peers import PeerList
-from lmx.protocol.messages.snapshot import ModelView
+from lmx.protocol.messages.peers import PeerKind, PeerList
+from lmx.protocol.messages.snapshot import ROUTE_NAMES, ModelView, Route
 from lmx.protocol.messages.specs import RouterSpec
 from lmx.router.jobs.live import LiveRequests
 from lmx.router.metrics.requests import RequestMetrics
 from lmx.router.supervisor.directory import Directory
 from lmx.router.supervisor.link import SupervisorLink
+from lmx.router.supervisor.routing import route_models
 
 if TYPE_CHECKING:
     from lmx.router.peers.federation import Federation
@@ -93,30 +94,48 @@ class Peers:
         states = (link.state for link in self.links)
         return tuple(one.model_id for state in states if state is not None for one in state.models)
 
-    async def listed(self, directory: Directory, key: ApiKey | None) -> Directory:
+    async def listed(self, directory: Directory, *, openai: bool) -> Directory:
         """Return the models of this machine, and those of the peers that answer and that it has
-        not. A model of several peers is the first one's. ``key`` limits which."""
+        not. A model of several peers is the first one's. ``openai`` is whether those of servers
+        that have OpenAI's API alone are among them."""
         if not self.links:
             return directory
         from lmx.router.peers.link import first_answers
         from lmx.router.peers.own import shown
 
         await first_answers(self.links)
-        links = [link for link in self.links if link.answers]
+        links = [
+            link
+            for link in self.links
+            if link.answers and (openai or link.peer.kind is PeerKind.LMX)
+        ]
         if not links:
             return directory
         views = {view.model_id: view for view in directory.models}
         for link in links:
             for model in () if link.state is None else link.state.models:
-                if model.available and (key is None or key.allows(model.model_id)):
+                if model.available:
                     views.setdefault(model.model_id, shown(model, link.name))
-        return Directory.of(replace(directory.snapshot, models=tuple(views.values())))
+        # A route leads to peers' models only where this machine has none for it.
+        routes = [
+            Route(name, tuple(one.model_id for one in found))
+            for name in ROUTE_NAMES
+            if (found := route_models(directory, name))
+        ]
+        snapshot = directory.snapshot
+        return Directory.of(
+            replace(snapshot, models=tuple(views.values()), routes=(*routes, *snapshot.routes))
+        )
 
     def of_machine(self, name: str, key: ApiKey | None) -> ModelView | None:
-        """Return the model that ``MODEL@MACHINE`` names; None if there is none."""
+        """Return the model that ``MODEL@MACHINE`` names; None if there is none. Raises
+        :class:`RequestError` for one of this machine that the key is not for."""
         from lmx.router.peers.own import shown
 
         wanted, _, machine = name.rpartition("@")
+        own = self.directory
+        if machine == self._spec.machine and self.links and own is not None and own.knows(wanted):
+            return own.limited_to(key).resolve(wanted)
         for link in self.links:
             model = None if link.state is None else link.state.model(wanted)
             if link.name == machine and model is not None and link.answers:

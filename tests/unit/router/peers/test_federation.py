@@ -671,11 +671,52 @@ async def test_the_lists_of_models_are_one() -> None:
             async with a.http.get(f"{a.url}{path}", headers={"X-Lmx-Forwarded": "b"}) as response:
                 assert REMOTE not in await response.text(), "a peer gets what is here"
         owners = {}
-        for name in (REMOTE, "far", f"{MODEL}@b", MODEL):
+        for name in (REMOTE, "far", f"{MODEL}@b", f"{MODEL}@a", MODEL):
             status, body = await a.json("GET", f"/v1/models/{name}")
             assert status == 200, name
             owners[name] = body["owned_by"]
-        assert owners == {REMOTE: "b", "far": "b", f"{MODEL}@b": "b", MODEL: "lmx"}
+        assert owners == {
+            REMOTE: "b", "far": "b", f"{MODEL}@b": "b", f"{MODEL}@a": "lmx", MODEL: "lmx",
+        }  # fmt: skip
+
+
+async def test_a_route_is_listed_as_requests_for_it_are_answered() -> None:
+    async with federation("ab") as (a, b):
+        chats: dict[str, Any] = {"kind": ModelKind.CHAT}
+        far = ready(REMOTE, INSTANCE, created_s=1, context_length=2048, **chats)
+        await b.publish(far)
+        own = cold(MODEL, context_length=131072, **chats)
+        for models, name, context in (((own,), MODEL, 131072), ((), REMOTE, 2048)):
+            await a.publish(*models, default=MODEL if models else None)
+            await asked(a)
+            status, auto = await a.json("GET", "/v1/models/auto")
+            assert (status, auto["id"]) == (200, name)
+            _, listed = await a.json("GET", "/v1/models")
+            windows = {one["slug"]: one["context_window"] for one in listed["models"]}
+            assert (windows["auto"], windows[REMOTE]) == (context, 2048)
+
+
+async def test_models_of_another_server_are_listed_where_they_can_be_asked() -> None:
+    other = http_answer(json.dumps({"data": [{"id": REMOTE}]}).encode())
+    async with federation("a") as (a,), StrangePeer(other, b"", PeerKind.OPENAI) as strange:
+        a.router.peers.put(PeerList.of((strange.peer,)))
+        await until(lambda: a.router.peers.links[0].answers)
+        for path, headers, is_listed in (
+            ("/v1/models", {}, True),
+            ("/api/v0/models", {}, True),
+            ("/api/tags", {}, False),
+            ("/v1/models", {"Anthropic-Version": "2023-06-01"}, False),
+        ):
+            async with a.http.get(f"{a.url}{path}", headers=headers) as response:
+                listed = await response.json()
+            assert (REMOTE in json.dumps(listed)) is is_listed, path
+        _, listed = await a.json("GET", "/v1/models")
+        assert REMOTE not in [one["slug"] for one in listed["models"]], "Codex asks for responses"
+        # As without peers, a model that the key is not for is no unknown one.
+        few = replace(ApiKey.of_secret(CLIENT_KEY, "few"), models=("other-*",))
+        a.router.keys.put(Keyring.of((few,)))
+        for name in (MODEL, REMOTE):
+            assert (await a.json("GET", f"/v1/models/{name}"))[0] == 403, name
 
 
 async def test_ollamas_older_name_of_a_model_means_that_model() -> None:
