@@ -27,8 +27,9 @@ from lmx.supervisor.config.sources import HubSource, parse_source
 from lmx.supervisor.core.actions import Actions
 from lmx.supervisor.core.apply_config import ApplyConfig
 from lmx.supervisor.core.inspect_files import inspect_files
+from lmx.supervisor.core.keep_alive import expires_at_s
 from lmx.supervisor.core.operator_commands import OperatorCommands
-from lmx.supervisor.core.placement_input import expires_at_s, positions
+from lmx.supervisor.core.placement_input import positions
 from lmx.supervisor.core.placer import Placer
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.core.slot_store import SlotStore

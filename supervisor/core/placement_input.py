@@ -6,16 +6,12 @@ from typing import Final
 
 from lmx.protocol.states import MemoryPressure, WorkerState
 from lmx.supervisor.config.schema import Config, MemoryConfig
+from lmx.supervisor.core.keep_alive import expires_at_s, settled_at_s
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.decisions.ledger import Ledger
 from lmx.supervisor.decisions.placement import queue_order
 from lmx.supervisor.decisions.placement_view import Groups, PlacementView, Resident, Stage, Waiting
 from lmx.supervisor.decisions.worker import Worker
-
-_HANDOVER_S: Final = 2.0
-"""For this long after a load, the requests that waited for it are on their way to the worker, and
-no heartbeat reports them yet. If an idle model were evicted at once, it would be loaded for
-nothing, again and again."""
 
 _STAGES: Final = {
     WorkerState.STARTING: Stage.LOADING,
@@ -55,26 +51,6 @@ def positions(slots: Iterable[Slot], now_s: float) -> dict[str, int]:
     return {one.model_id: place for place, one in enumerate(waiting, 1)}
 
 
-def expires_at_s(slot: Slot, memory: MemoryConfig) -> float | None:
-    """Return when an idle model's time is over. Returns None if it never is, or the model is not
-    idle.
-
-    What its last request asked for overrides the model's own setting, and that overrides the
-    setting for all models.
-    """
-    worker = slot.ready_worker
-    if worker is None or worker.idle_since_s is None or slot.pinned:
-        return None
-    keep_alive_s = worker.keep_alive_s
-    if keep_alive_s is None:
-        keep_alive_s = slot.model.keep_alive
-    if keep_alive_s is None:
-        keep_alive_s = memory.keep_alive
-    if keep_alive_s < 0:
-        return None
-    return max(worker.idle_since_s + keep_alive_s, _settled_at_s(slot, worker))
-
-
 def _queued(slots: Iterable[Slot], now_s: float) -> list[Waiting]:
     """Return the models that wait for memory. Models whose files are still being read do not wait
     for memory yet."""
@@ -92,13 +68,7 @@ def _resident(slot: Slot, worker: Worker, ledger: Ledger, memory: MemoryConfig) 
         Stage.STUCK if worker.stuck else _STAGES[worker.state],
         pinned=slot.pinned,
         since_s=slot.life.ready_at_s or 0.0,
-        settled_at_s=_settled_at_s(slot, worker),
+        settled_at_s=settled_at_s(slot, worker),
         idle_since_s=worker.idle_since_s if worker.state is WorkerState.READY else None,
         expires_at_s=expires_at_s(slot, memory),
     )
-
-
-def _settled_at_s(slot: Slot, worker: Worker) -> float:
-    if slot.life.ready_at_s is None or worker.adopted or worker.figures.requests_total > 0:
-        return 0.0
-    return slot.life.ready_at_s + _HANDOVER_S

@@ -12,7 +12,8 @@ from lmx.protocol.states import MediaKind, ModelKind, ModelState, model_state
 from lmx.supervisor.config.model import AddedModelConfig
 from lmx.supervisor.config.schema import Config, MemoryConfig
 from lmx.supervisor.core.actions import Actions
-from lmx.supervisor.core.placement_input import expires_at_s, positions
+from lmx.supervisor.core.keep_alive import expires_at_s
+from lmx.supervisor.core.placement_input import positions
 from lmx.supervisor.core.slot import Slot
 from lmx.supervisor.core.unavailable import ready_in_s
 from lmx.supervisor.decisions.ledger import Ledger

@@ -30,6 +30,7 @@ from lmx.protocol.states import DeltaKind
 from lmx.worker.engine.interfaces import Engine, Generator
 from lmx.worker.engine.values import PromptMedia, wrong_kind
 from lmx.worker.scheduling.answer_review import AnswerReview
+from lmx.worker.scheduling.best_of import Ranking
 from lmx.worker.scheduling.engine_errors import is_out_of_memory
 from lmx.worker.scheduling.prepare import encode_prompt, prepare
 from lmx.worker.scheduling.requests import (
@@ -45,7 +46,7 @@ from lmx.worker.scheduling.requests import (
 from lmx.worker.scheduling.thread import EngineThread
 from lmx.worker.service.admission import IdleClock, LifetimeCounts, Power
 from lmx.worker.service.open_requests import OpenRequest, OpenRequests
-from lmx.worker.service.stream import Outgoing, Ranking, RouterOutputs, Stream
+from lmx.worker.service.stream import Outgoing, RouterOutputs, Stream
 
 log = structlog.get_logger()
 

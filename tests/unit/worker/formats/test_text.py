@@ -18,9 +18,10 @@ from lmx.protocol.messages.data import (
 )
 from lmx.protocol.states import DeltaKind, FinishReason
 from lmx.protocol.wire.codec import MAX_MESSAGE_BYTES, encode
+from lmx.worker.scheduling.best_of import Ranking
 from lmx.worker.scheduling.logprobs import LogprobTrack
 from lmx.worker.scheduling.requests import ChoiceFinished
-from lmx.worker.service.stream import Outgoing, Ranking, Stream
+from lmx.worker.service.stream import Outgoing, Stream
 from lmx.worker.text.detokenize import Decode, IncrementalDetokenizer
 from lmx.worker.text.stop_strings import StopMatcher
 
