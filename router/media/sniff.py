@@ -53,6 +53,7 @@ _STILL_BRANDS: Final = frozenset({b"mif1", b"msf1", b"mif2", b"miaf"})
 _MOST_BRANDS: Final = 32
 _ATOMS: Final = frozenset({b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"})
 """What old QuickTime files begin with."""
+_MOST_ATOM_BYTES: Final = 1 << 29
 
 _EBML: Final = b"\x1aE\xdf\xa3"
 _EBML_HEAD_BYTES: Final = 64
@@ -84,7 +85,8 @@ def form_of(content: bytes) -> MediaForm | None:
         return _RIFF.get(content[8:12])
     if content[4:8] == b"ftyp":
         return _iso_form(content)
-    if content[4:8] in _ATOMS:
+    # Their size is before them; in a text that begins with "The free", say, it is larger.
+    if content[4:8] in _ATOMS and int.from_bytes(head, "big") < _MOST_ATOM_BYTES:
         return MediaForm.MOV
     if head == _EBML:
         return MediaForm.WEBM if b"webm" in content[:_EBML_HEAD_BYTES] else MediaForm.MKV
