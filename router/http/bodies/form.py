@@ -65,7 +65,8 @@ async def read_form(
     ``[]``. A form has one file at most if there is a ``sink``, which takes it: it may then take up
     to an hour, as long as more of it comes.
 
-    All files together may have ``limit_bytes``. Raises :class:`RequestError`, and QUEUE_FULL while
+    All files together may have ``limit_bytes``: ``media.max_item_bytes``, or for a sink
+    ``files.max_file_bytes``. Raises :class:`RequestError`, and QUEUE_FULL while
     other bodies take too much memory.
     """
     if READ_FORM in request:
@@ -84,7 +85,7 @@ async def read_form(
         )
     most_bytes = limit_bytes + _MOST_PARTS * _MOST_FIELD_BYTES + _OVERHEAD_BYTES
     if request.content_length is not None and request.content_length > most_bytes:
-        raise _too_large("The form", limit_bytes)
+        raise _too_large("The form", limit_bytes, sink)
     try:
         with request.app[BODY_BUDGET].share(ALWAYS_BYTES) as share:
             async with asyncio.timeout(_SINK_S) if sink else arriving_in_time():
@@ -127,7 +128,7 @@ async def _read(
             # A form that comes in chunks does not say its size.
             files_bytes += len(value.content)
             if files_bytes > limit_bytes:
-                raise _too_large("The form", limit_bytes)
+                raise _too_large("The form", limit_bytes, sink)
         fields.setdefault(name, []).append(value)
     raise RequestError(
         ErrorCode.INVALID_VALUE, f"A form may have at most {_MOST_PARTS} fields: send fewer."
@@ -154,7 +155,13 @@ async def _value(
     while piece := await _piece(part, sink):
         size_bytes += len(piece)
         if size_bytes > most_bytes:
-            raise _too_large(f"`{name[:80]}`", most_bytes, name[:80])
+            if is_file:
+                raise _too_large(f"`{name[:80]}`", most_bytes, sink, name[:80])
+            raise RequestError(
+                ErrorCode.REQUEST_TOO_LARGE,
+                f"`{name[:80]}` is larger than the limit of {most_bytes} bytes for a text.",
+                param=name[:80],
+            )
         if is_file and sink is not None:
             await sink.write(piece)
             continue
@@ -187,9 +194,12 @@ async def _piece(part: BodyPartReader, sink: FileSink | None) -> bytes:
         return await part.read_chunk(_PIECE_BYTES)
 
 
-def _too_large(what: str, limit_bytes: int, param: str | None = None) -> RequestError:
+def _too_large(
+    what: str, limit_bytes: int, sink: FileSink | None, param: str | None = None
+) -> RequestError:
+    setting = "media.max_item_bytes" if sink is None else "files.max_file_bytes"
     return RequestError(
         ErrorCode.REQUEST_TOO_LARGE,
-        f"{what} is larger than the limit of {limit_bytes} bytes.",
+        f"{what} is larger than the limit of {limit_bytes} bytes ({setting}).",
         param=param,
     )

@@ -256,6 +256,7 @@ async def test_a_file_beyond_the_limit_is_refused_before_it_is_read(rig: Rig) ->
     status, answer, _ = await post(rig, file=WAV + bytes(limit_bytes))
     assert (status, answer["error"]["code"]) == (413, ErrorCode.REQUEST_TOO_LARGE)
     assert answer["error"]["param"] == "file"
+    assert "media.max_item_bytes" in answer["error"]["message"]
 
 
 async def test_the_files_of_a_form_without_a_size_are_counted_together() -> None:
