@@ -17,6 +17,9 @@ from lmx.router.http.endpoint import Access
 from lmx.router.http.keys import Verdict
 
 _LISTED_IDS = 20
+_NO_MODEL: Final = (
+    "No model is served yet: on lmx's machine, `lmx pull qwen3-8b` downloads one and serves it."
+)
 """Model ids that a "no such model" error lists."""
 
 _PATH_STARTS: Final = ("/", ".", "~")
@@ -105,7 +108,7 @@ class Directory:
             if self.snapshot.default_model is None:
                 raise RequestError(
                     ErrorCode.MISSING_PARAMETER,
-                    f"`model` is required: no default model is configured. {self._known()}",
+                    f"`model` is required: no default model is configured. {self.known_words()}",
                     param="model",
                 )
             name = self.snapshot.default_model
@@ -121,7 +124,7 @@ class Directory:
         are."""
         return RequestError(
             ErrorCode.MODEL_NOT_FOUND,
-            f"The model {name[:200]!r} does not exist. {self._known()}{hint}",
+            f"The model {name[:200]!r} does not exist. {self.known_words()}{hint}",
             param="model",
         )
 
@@ -132,12 +135,11 @@ class Directory:
     def _allows(self, model: ModelView) -> bool:
         return self._key is None or self._key.allows(model.model_id)
 
-    def _known(self) -> str:
+    def known_words(self) -> str:
+        """Return the names of the models that there are, as a sentence."""
         ids = [model.model_id for model in self.models]
         if not ids:
-            return (
-                "No model is configured." if self._key is None else "The key is for none of them."
-            )
+            return _NO_MODEL if self._key is None else "The key is for none of them."
         more = f" and {len(ids) - _LISTED_IDS} more" if len(ids) > _LISTED_IDS else ""
         return f"Available: {', '.join(ids[:_LISTED_IDS])}{more}."
 

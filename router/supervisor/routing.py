@@ -38,10 +38,11 @@ def candidates(
     fit = [model for model in listed if kind is None or model.kind in (kind, None)]
     if not fit:
         what = "model" if kind is None else f"{kind} model"
+        hint = "Name another one, or list one for it under `routing` in the configuration."
         raise RequestError(
             ErrorCode.MODEL_NOT_FOUND,
-            f"The route {name!r} leads to no {what}: name another one, or list one for it under "
-            "`routing` in the configuration.",
+            f"The route {name!r} leads to no {what}. "
+            f"{hint if directory.models else directory.known_words()}",
             param="model",
         )
     return ranked(fit, directory.snapshot.free_bytes)

@@ -155,8 +155,9 @@ class ModelConfig(Section):
     source: Annotated[str, Needs.WORKER] = Field(
         min_length=1, examples=["mlx-community/Qwen3-8B-4bit"]
     )
-    """A folder in MLX form, a .gguf file, or `org/name[@revision]` on the hub. A path that is not
-    absolute is taken from the folder of this file."""
+    """A folder in MLX form, a .gguf file, or `org/name[@revision]` on the hub, for which a short
+    name may stand (`lmx pull -h`). A path that is not absolute is taken from the folder of this
+    file."""
     aliases: Annotated[tuple[Name, ...], Needs.NOTHING] = Field((), examples=[["qwen"]])
     """Other names that requests may use."""
     adapters: Annotated[dict[Name, str], Needs.WORKER] = Field(

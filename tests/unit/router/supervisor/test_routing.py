@@ -159,6 +159,11 @@ def test_the_default_may_be_a_route_and_no_default_is_an_error() -> None:
         candidates(directory(A), "nope", CHAT)
     assert caught.value.code is ErrorCode.MODEL_NOT_FOUND
     assert "auto" in caught.value.message
+    # A newcomer's first request has no other model to name.
+    for name in ("auto", "a", None):
+        with pytest.raises(RequestError) as caught:
+            candidates(directory(), name, CHAT)
+        assert "`lmx pull qwen3-8b`" in caught.value.message
 
 
 def test_without_a_name_the_kind_that_is_asked_for_goes_before_the_default() -> None:

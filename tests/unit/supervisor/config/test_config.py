@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.messages.keys import ApiKey, RateLimits
 from lmx.protocol.models.keep_alive import keep_alive_text, parse_keep_alive
+from lmx.supervisor.config.known_models import KNOWN_MODELS
 from lmx.supervisor.config.load import (
     config_notices,
     configured_models,
@@ -238,6 +239,16 @@ def test_variables_go_over_the_file(tmp_path: Path) -> None:
         ("org/Name", "org/Name"),
     ]
     assert config.default_model_id == "b"
+
+
+def test_short_names_are_sources(tmp_path: Path) -> None:
+    config = load("models: [{id: a, source: Qwen3-8B}]", tmp_path)
+    assert config.models[0].source == KNOWN_MODELS["qwen3-8b"]
+    assert config_notices(tmp_path / "lmx.yaml", {}) == []
+    assert (
+        load_config(None, {"LMX_MODELS": "[{id: a, source: qwen3-8b}]"}).models[0].source
+        == (KNOWN_MODELS["qwen3-8b"])
+    )
 
 
 def test_models_variable_takes_yaml_too() -> None:
