@@ -137,6 +137,13 @@ class AudioLimits:
     def windows(self, sound: Sound, process: Process) -> Sequence[Sound]:
         """Return a sound in parts of one length, each of which ``process`` takes as a whole: one,
         if it takes all of it at once."""
+        # Most take all, and each trial processes the sound anew: so the whole one is tried first.
+        if (
+            self.most_s is None
+            and self._whole_s < sound.duration_s
+            and _trial(sound, process)(sound.duration_s - _END_S)
+        ):
+            self._whole_s = sound.duration_s
         while self.most_s is None and self._whole_s < sound.duration_s:
             self._try(sound, process)
         most_s = self.most_s
@@ -149,13 +156,8 @@ class AudioLimits:
         """Try whether the processor takes more than it is known to take."""
         end_s = min(sound.duration_s, max(_FIRST_S, 2 * self._whole_s))
         begun = Sound(sound.samples[: round(end_s * sound.rate_hz)], sound.rate_hz)
-        processed = process(begun)
-
-        def sees(begin_s: float) -> bool:
-            """Return whether the processor sees a change of all that comes after ``begin_s``."""
-            return not _same(process(_changed(begun, begin_s)), processed)
-
-        if sees(max(0.0, end_s - _END_S)):
+        sees = _trial(begun, process)
+        if sees(end_s - _END_S):
             self._whole_s = end_s
             return
         seen_s, unseen_s = 0.0, end_s
@@ -165,9 +167,16 @@ class AudioLimits:
         self.most_s = max(_END_S, round(unseen_s / _END_S) * _END_S)
 
 
+def _trial(sound: Sound, process: Process) -> Callable[[float], bool]:
+    """Return a function that says whether a processor sees a change of all that comes after a
+    time."""
+    processed = process(sound)
+    return lambda begin_s: not _same(process(_changed(sound, begin_s)), processed)
+
+
 def _changed(sound: Sound, begin_s: float) -> Sound:
     samples = np.array(sound.samples)
-    rest = samples[int(begin_s * sound.rate_hz) :]
+    rest = samples[max(0, int(begin_s * sound.rate_hz)) :]
     rest += np.random.default_rng(0).normal(0, 0.1, len(rest)).astype(np.float32)
     return Sound(samples, sound.rate_hz)
 
