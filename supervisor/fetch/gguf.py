@@ -23,7 +23,6 @@ weights:
 A projector file for vision (mmproj) is not supported: a multimodal GGUF is refused.
 """
 
-import json
 import math
 import shutil
 import sys
@@ -49,7 +48,13 @@ from lmx.supervisor.fetch.conversion_form import (
 )
 from lmx.supervisor.fetch.made_folder import is_complete, make_once
 from lmx.supervisor.fetch.progress import gb
-from lmx.supervisor.memory.files import STAMP_NAME, content_stamp, converted_file, part_names
+from lmx.supervisor.memory.files import (
+    STAMP_NAME,
+    content_stamp,
+    converted_file,
+    part_names,
+    read_stamp,
+)
 
 # A shard is spooled and then copied behind its header: while it is, it is on the disk twice.
 SHARD_BYTES = 1 << 30
@@ -369,11 +374,11 @@ def _known_facts(source: Path, models_dir: Path) -> GgufFacts | None:
     """
     for path in models_dir.glob(f"*-{file_hash(source)}/{STAMP_NAME}"):
         try:
-            found = json.loads(path.read_text())
+            found = read_stamp(path.parent) or {}
             facts = GgufFacts(found["source_bytes"], found["weight_count"], found["is_quantised"])
             if found.items() >= _stamp_of(source, facts, found["form"]).items():
                 return facts
-        except (OSError, ValueError, KeyError, AttributeError):
+        except (OSError, KeyError):
             # Not a stamp that this version wrote, or no such file: the reader will report it.
             continue
     return None

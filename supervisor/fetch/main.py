@@ -179,7 +179,7 @@ class Quantizing:
             case HubSource(repo_id=repo_id, revision=revision):
                 name = repo_id if revision is None else f"{repo_id}@{revision}"
                 if filename is None:
-                    self._look_first(name, repo_id, revision)
+                    self._look_first(name, source)
                 elif not filename.lower().endswith(".gguf"):
                     raise OperationError(
                         ErrorCode.MODEL_SOURCE_INVALID,
@@ -199,28 +199,22 @@ class Quantizing:
                     return self._quantized(fetched, name)
                 return self._of_gguf(fetched, f"{repo_id}/{filename}")
 
-    def _look_first(self, name: str, repo_id: str, revision: str | None) -> None:
-        snapshots: list[Path] = []
+    def _look_first(self, name: str, source: HubSource) -> None:
         with tempfile.TemporaryDirectory(prefix="lmx-heads-") as heads:
-
-            def fetch_heads(commit: str, files: list[HubFile]) -> None:
-                snapshots.append(snapshot_folder(repo_id, commit))
-                fetch_model_heads(repo_id, commit, files, Path(heads))
-
+            looking = Looking(
+                self.models_dir, Path(heads), self.memory_bytes, self.platform, self.bits
+            )
             try:
-                look = look_up(repo_id, revision, None, heads=fetch_heads)
+                look = looking.at(source, None, adapter=False)
             except OperationError as error:
                 if error.code is ErrorCode.DOWNLOAD_FAILED:
                     return  # It may be here already, and the download itself says what is wrong.
                 raise
-            if look["problem"] is None:
-                _, tensors = fit_to_quantize(Path(heads), name)
-                if any(is_quantized(each, name, self.bits, self.models_dir) for each in snapshots):
-                    return
-                made_bytes = quantized_bytes(tensors, self.bits, self.platform)
-                other_disk = _other_disk(self.models_dir, look)
-                download_bytes = 0 if other_disk else int(look["missing_bytes"] or 0)
-                check_disk(name, self.models_dir, made_bytes, download_bytes)
+        if look["problem_code"] == ErrorCode.MODEL_SOURCE_INVALID:
+            raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, str(look["problem"]), param="bits")
+        if made_bytes := int(look["made_bytes"] or 0):
+            download_bytes = 0 if "made_folder" in look else int(look["missing_bytes"] or 0)
+            check_disk(name, self.models_dir, made_bytes, download_bytes)
 
     def _of_gguf(self, file: Path, name: str) -> Path:
         _keep_mlx_out()
@@ -260,6 +254,7 @@ class Looking:
         """Return the sizes of a source. Raises `OperationError`."""
         match source:
             case HubSource(repo_id=repo_id, revision=revision):
+                name = repo_id if revision is None else f"{repo_id}@{revision}"
                 is_gguf = filename is not None and filename.lower().endswith(".gguf")
                 made: list[int] = []
                 snapshots: list[Path] = []
@@ -275,7 +270,7 @@ class Looking:
                         folder = self.heads / "model"
                         fetch_model_heads(repo_id, commit, files, folder)
                         if self.bits is not None:
-                            _, tensors = fit_to_quantize(folder, repo_id)
+                            _, tensors = fit_to_quantize(folder, name)
                             made.append(quantized_bytes(tensors, self.bits, self.platform))
                         return
                     _keep_mlx_out()
@@ -291,7 +286,6 @@ class Looking:
                     adapter=adapter,
                     heads=None if self.heads is None else fetch_heads,
                 )
-                name = repo_id if revision is None else f"{repo_id}@{revision}"
                 if made and any(self._is_made(each, name, filename) for each in snapshots):
                     made = []
                 other_disk = _other_disk(self.models_dir, found)

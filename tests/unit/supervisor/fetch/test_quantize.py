@@ -246,10 +246,16 @@ def test_the_original_and_the_result_must_fit_on_one_disk(
 ) -> None:
     """Each of them alone would fit."""
     models, downloaded = tmp_path / "models", list[str]()
-    look = {"problem": None, "missing_bytes": missing_bytes, "folder": str(tmp_path)}
+
+    def look_up(*_args: Any, heads: Callable[[str, list[Any]], None], **_more: Any) -> Any:
+        heads("0" * 40, [])
+        found = {"problem": None, "problem_code": None, "folder": str(tmp_path)}
+        return {**found, "missing_bytes": missing_bytes}
+
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(0, 0, 4 * GIB))
-    monkeypatch.setattr(fetch_main, "look_up", lambda *_args, **_options: look)
+    monkeypatch.setattr(fetch_main, "look_up", look_up)
+    monkeypatch.setattr(fetch_main, "fetch_model_heads", lambda *_args: None)
     monkeypatch.setattr(fetch_main, "fit_to_quantize", lambda *_args: (None, []))
     monkeypatch.setattr(fetch_main, "quantized_bytes", lambda *_args: 2 * GIB)
 
@@ -273,7 +279,8 @@ def test_what_is_made_already_needs_no_room(
 
     def look_up(*_args: Any, heads: Callable[[str, list[Any]], None], **_more: Any) -> Any:
         heads("0" * 40, [])
-        return {"problem": None, "missing_bytes": 0, "folder": str(tmp_path)}
+        found = {"problem": None, "problem_code": None, "folder": str(tmp_path)}
+        return {**found, "missing_bytes": 0}
 
     replaced: dict[str, Callable[..., Any]] = {
         "look_up": look_up,
