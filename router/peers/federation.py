@@ -26,7 +26,7 @@ from lmx.router.authorities import Authorities
 from lmx.router.byte_budget import ByteBudget
 from lmx.router.http.api_family import OLLAMA, RESPONSES
 from lmx.router.http.bodies.form import READ_FORM, read_form
-from lmx.router.http.bodies.json_body import READ, read_object
+from lmx.router.http.bodies.json_body import READ, next_step, read_object
 from lmx.router.http.endpoint import Endpoint, api_of
 from lmx.router.http.outcome import (
     CONTEXT,
@@ -198,7 +198,9 @@ class Federation:
             return await self._serve_form(request, endpoint, handler, directory)
         body = await read_object(request, self._spec.body_limit_bytes)
         request[READ] = body
+        await next_step(request)
         found = await self._targets(request, endpoint, body, directory)
+        await next_step(request)
         text = cache(partial(_hashed_text, endpoint, body))
         hashes = cache(partial(self._hashes, request[CONTEXT], body.get("cache_salt"), text))
         if found.own_name is not None:
@@ -211,7 +213,9 @@ class Federation:
         with self._contents.share() as held:
             if parts := list(named_parts(body)):
                 await self._give_contents(request, parts, found.remote[0].link.name, held)
+            await next_step(request)
             tokens = len(text()) // _BYTES_A_TOKEN
+            await next_step(request)
             return await self._on_the_best(
                 request, endpoint, handler, directory, found, hashes, body, tokens
             )
@@ -471,9 +475,8 @@ class Federation:
 
     async def _know_who_has(self, name: Any, directory: Directory) -> None:
         """Wait for the first answers of the peers, unless a name means a model of this machine."""
-        unasked = [link for link in self.links.values() if not link.asked.is_set()]
-        if unasked and not (isinstance(name, str | None) and is_known(directory, name)):
-            await first_answers(unasked)
+        if not (isinstance(name, str | None) and is_known(directory, name)):
+            await first_answers(self.links.values())
 
     async def _targets(
         self,

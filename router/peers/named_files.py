@@ -40,12 +40,12 @@ def named_parts(body: Mapping[str, Any]) -> Iterator[NamedPart]:
                 kind = str(part.get("type"))
                 # Next to the type, in a field of the type's name, or as Anthropic's source.
                 for inner, holder in (
-                    (where, part),
-                    (f"{where}.{kind}", part.get(kind)),
-                    (f"{where}.source", part.get("source")),
+                    ("", part),
+                    (f".{kind}", part.get(kind)),
+                    (".source", part.get("source")),
                 ):
                     if isinstance(holder, dict) and holder.get("file_id") is not None:
-                        yield NamedPart(f"{inner}.file_id", part, holder)
+                        yield NamedPart(f"{where}{inner}.file_id", part, holder)
 
 
 _MEDIA: Final = {kind.value: kind for kind in MediaKind}

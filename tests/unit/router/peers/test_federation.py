@@ -18,6 +18,7 @@ from lmx.protocol.messages.tasks import TaskFinished, Vectors
 from lmx.protocol.states import MediaKind, ModelKind
 from lmx.protocol.wire.codec import to_map
 from lmx.router.authorities import Authorities
+from lmx.router.http.bodies import json_body
 from lmx.router.http.outcome import RequestContext
 from lmx.router.metrics.requests import RequestMetrics
 from lmx.router.peers import federation as federation_module
@@ -519,6 +520,36 @@ def test_a_clients_address_is_not_found_by_trying_all() -> None:
     context = RequestContext("req_1", 0.0, requester="192.168.1.20")
     plain = blake2b(context.requester.encode(), digest_size=8).hexdigest()
     assert client_tag(context) == client_tag(context) != plain
+
+
+async def test_others_have_their_turn_between_the_steps_with_a_large_body(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps: list[str] = []
+
+    async def turn() -> None:
+        steps.append("turn")
+
+    def noted(name: str) -> None:
+        really = getattr(federation_module, name)
+
+        def step(*given: Any, **options: Any) -> Any:
+            steps.append(name)
+            return really(*given, **options)
+
+        monkeypatch.setattr(federation_module, name, step)
+
+    async with federation("ab") as (a, b):
+        await with_remote(b, a)
+        monkeypatch.setattr(json_body, "yield_to_loop", turn)
+        for name in ("movable", "named_parts", "beginning", "_dumped"):
+            noted(name)
+        message = [{"role": "user", "content": "word " * 100_000}]
+        assert (await a.chat_json(model=REMOTE, messages=message))[0] == 200
+    first = steps.index("movable")
+    assert steps[first - 1 : first + 7] == [
+        "turn", "movable", "turn", "named_parts", "turn", "beginning", "turn", "_dumped",
+    ]  # fmt: skip
 
 
 async def test_a_message_of_a_websocket_is_answered_by_a_peer() -> None:
