@@ -211,7 +211,7 @@ class FileStore(RecordFile[_Results]):
             _log.info("files.swept", expired=len(gone), removed=removed)
 
     def _of_set_aside(self, names: Iterable[str]) -> set[str]:
-        """Return those of some names that were there when records were set aside: theirs may be
+        """Return those of some names that were written before records were set aside: theirs may be
         among these, which can still be recovered. They are kept for as long as these are."""
         set_aside = self._path.parent.glob(f"{self._path.name}.damaged*")
         until_s = max((one.stat().st_ctime for one in set_aside), default=None)
@@ -220,7 +220,7 @@ class FileStore(RecordFile[_Results]):
         kept = set()
         for name in names:
             with contextlib.suppress(FileNotFoundError):
-                if (self.folder / name).stat().st_ctime <= until_s and not is_part(name):
+                if (self.folder / name).stat().st_mtime <= until_s and not is_part(name):
                     kept.add(name)
         return kept
 

@@ -333,6 +333,7 @@ async def test_bytes_outlast_the_records_that_were_set_aside(tmp_path: Path) -> 
     folder, records = tmp_path / "files", tmp_path / "files.sqlite"
     (folder / f"file-{'0' * 24}.part").write_bytes(b"half")
     records.write_bytes(b"no database")
+    os.utime(folder / kept, (1, 1))
     async with started(tmp_path) as files:
         await files.sweep()
         assert names_in(folder) == [kept]
@@ -340,6 +341,7 @@ async def test_bytes_outlast_the_records_that_were_set_aside(tmp_path: Path) -> 
         async with files.receive("") as (file_id, upload):
             await upload.write(b"abc")
             await files.add(FileRow(file_id, None, "a", "batch", 3, 1, 2), upload)
+        os.utime(folder / file_id, (time.time() + 60,) * 2)
         await files.sweep()
         assert names_in(folder) == [kept]
         (tmp_path / "files.sqlite.damaged").unlink()
