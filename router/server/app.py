@@ -24,7 +24,9 @@ from lmx.router.http.bodies.limits import MOST_BYTES
 from lmx.router.http.cors import Cors
 from lmx.router.http.endpoint import ENDPOINTS, Endpoint
 from lmx.router.http.in_process import SERVE
+from lmx.router.inference.responses.creation import MOST_STORED_READS, STORED_READS
 from lmx.router.inference.responses.websocket import SOCKETS
+from lmx.router.media.fair_semaphore import FairSemaphore
 from lmx.router.operators.live.feed import LiveFeed
 from lmx.router.operators.live.stream import LIVE, live_topics
 from lmx.router.operators.pairing import PAIRING, PairingPace
@@ -59,6 +61,7 @@ def make_app(services: Services, tracer: "Tracer | None" = None) -> web.Applicat
     app[LIVE] = LiveFeed(lambda: live_topics(services))
     app[MARKDOWN] = MarkdownProcess()
     app[PAIRING] = PairingPace()
+    app[STORED_READS] = FairSemaphore(MOST_STORED_READS)
     app[PROBE] = asyncio.Semaphore()
     app.on_cleanup.append(end_markdown)
     app[API_DOCUMENT] = ApiDocument(ROUTES, spec.version)

@@ -25,6 +25,7 @@ from lmx.router.inference.responses.stored import earlier_items, with_referenced
 from lmx.router.inference.tasks import tokenized
 from lmx.router.jobs.job import StoredInput
 from lmx.router.jobs.live import RequestKind
+from lmx.router.media.fair_semaphore import FairSemaphore
 from lmx.router.rendering.responses.compaction import CompactionAnswer
 from lmx.router.rendering.responses.events import ResponseAnswer
 from lmx.router.rendering.responses.items import RESPONSE, ItemForm
@@ -32,7 +33,13 @@ from lmx.router.rendering.responses.preparation import PreparedAnswer
 from lmx.router.rendering.responses.sealing import compaction_key, sealing_key
 from lmx.router.rendering.responses.state import QUEUED
 from lmx.router.schema.requests.responses.compaction import asks_for_summary, summarizing
-from lmx.router.schema.requests.responses.items import ITEMS, Item, check_together, stored_items
+from lmx.router.schema.requests.responses.items import (
+    ITEMS,
+    Item,
+    ItemReference,
+    check_together,
+    stored_items,
+)
 from lmx.router.schema.requests.responses.responses import (
     InputTokensRequest,
     ResponsePromptFields,
@@ -75,6 +82,12 @@ _REPEATED: Final[Mapping[str, Any]] = {
 For the parameters of sampling these are lmx's own defaults: what a model has in their place only
 its worker knows, but the Open Responses specification wants numbers."""
 
+STORED_READS: Final = web.AppKey("stored_reads", FairSemaphore)
+"""Turns in which requests read what they continue: that is as large as a body for each, however
+small the request."""
+
+MOST_STORED_READS: Final = 8
+"""How many of them there are at a time."""
 
 _STORED_AT_ONCE: Final = 2_000
 """How many items are written out in one step: some hundredths of a second of work for the
@@ -199,13 +212,18 @@ async def whole_conversation(
 ) -> tuple[Sequence[Item], Sequence[Item]]:
     """Return all items of a request's conversation, and its own: with the items that it refers to
     in the place of the references."""
-    own = await with_referenced(request, wanted.items)
-    if wanted.conversation_id is not None:
-        earlier = await items_of(request, wanted.conversation_id)
-    elif wanted.previous_response_id is not None:
-        earlier = await earlier_items(request, wanted.previous_response_id)
-    else:
-        return own, own
+    conversation, previous = wanted.conversation_id, wanted.previous_response_id
+    refers = any(isinstance(item, ItemReference) for item in wanted.items)
+    if conversation is None and previous is None and not refers:
+        return wanted.items, wanted.items
+    async with request.app[STORED_READS].hold(request[CONTEXT].requester):
+        own = await with_referenced(request, wanted.items)
+        if conversation is not None:
+            earlier = await items_of(request, conversation)
+        elif previous is not None:
+            earlier = await earlier_items(request, previous)
+        else:
+            return own, own
     items = [*earlier, *own]
     check_together(items, wanted.earlier_field)
     return items, own

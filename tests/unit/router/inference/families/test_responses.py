@@ -249,6 +249,32 @@ async def test_what_a_few_bytes_of_a_request_stand_for_is_limited_as_a_request_i
         assert (status, refused["error"]["code"]) == (413, "request_too_large")
 
 
+async def test_what_requests_continue_is_read_by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with router_rig(api_keys=("one", "two")) as rig:
+        (_, made), (_, other) = await post(rig, "one"), await post(rig, "two")
+        released, reading = asyncio.Event(), 0
+        turns = rig.router.jobs.turns
+
+        async def slow(response_id: str, *args: Any) -> Any:
+            nonlocal reading
+            if response_id == made["id"]:
+                reading += 1
+                await released.wait()
+            return await turns(response_id, *args)
+
+        monkeypatch.setattr(rig.router.jobs, "turns", slow)
+        many = [
+            asyncio.create_task(post(rig, "one", previous_response_id=made["id"], store=False))
+            for _ in range(20)
+        ]
+        await until(lambda: reading == 4 and rig.router.traffic.under_way == 20)
+        assert (await post(rig, "two", previous_response_id=other["id"]))[0] == 200
+        assert reading == 4
+        released.set()
+        async with asyncio.timeout(90):
+            assert {status for status, _ in await asyncio.gather(*many)} == {200}
+
+
 async def test_what_nobody_reads_is_not_kept() -> None:
     item = {"role": "user", "content": [{"type": "input_text", "text": "hi", "junk": [[]]}]}
     async with router_rig() as rig:
