@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.regular_file import read_regular
 from lmx.supervisor.config.cross_checks import Parts
+from lmx.supervisor.config.known_models import repository_of
 from lmx.supervisor.config.partial import every_mistake
 from lmx.supervisor.config.problems import describe, is_secret, place_words, suggestion
 from lmx.supervisor.config.schema import KEYS_KEPT, Config, ModelConfig
@@ -164,7 +165,8 @@ def config_notices(path: Path | None, environment: Mapping[str, str]) -> list[st
     notices = [] if mode is None else [exposed_words(path, mode)]
     for model in configured_models(path, {}):
         try:
-            refuse_folder_as_repository(str(model["source"]), path.absolute().parent)
+            source = repository_of(str(model["source"]))
+            refuse_folder_as_repository(source, path.absolute().parent)
         except (SourceError, LookupError) as error:
             notices.append(f"models.{model.get('id')}.source: {error}")
     values = _file_values(path)

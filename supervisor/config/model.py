@@ -11,6 +11,7 @@ from lmx.protocol.models.default_engine import MLX_ENGINE
 from lmx.protocol.models.ranks import MOST_RANKS
 from lmx.protocol.models.sampling import MAX_ASSISTANT_TOKENS, MAX_NGRAM, PARAMETERS
 from lmx.protocol.states import ModelKind
+from lmx.supervisor.config.known_models import repository_of
 from lmx.supervisor.config.media import ModelMediaConfig
 from lmx.supervisor.config.needs import Needs
 from lmx.supervisor.config.sources import (
@@ -423,6 +424,7 @@ class ModelConfig(Section):
     @field_validator("source")
     @classmethod
     def _known_source(cls, value: str) -> str:
+        value = repository_of(value)
         if not isinstance(parse_source(value), HubSource):
             _check_home(value)
         return value

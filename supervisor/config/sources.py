@@ -193,9 +193,7 @@ def quantized_name(source: str, bits: QuantizedBits) -> str:
 
 def absolute_source(text: str, folder: Path) -> str:
     """Return a source whose path is absolute, if it is a path: from a folder, unless it says where
-    it begins. For a short name that is its repository. Other texts, also those that are no source,
-    stay as they are."""
-    text = repository_of(text)
+    it begins. Other texts, also those that are no source, stay as they are."""
     try:
         source = parse_source(text)
     except SourceError:
