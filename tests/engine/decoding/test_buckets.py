@@ -58,17 +58,6 @@ def runner(
 
 
 @everywhere
-def test_a_long_row_and_short_ones_are_each_as_alone(runner: EngineRunner) -> None:
-    short = [[5, 6, 7], list(range(1, 40))]
-    expected = [runner.alone(prompt, HOT, 30) for prompt in (LONG, *short)]
-    rows = [runner.admit(prompt, HOT, 30) for prompt in (short[0], LONG, short[1])]
-    runner.until(lambda: rows[1] in runner.started)
-    runner.finish()
-    made = [runner.tokens[row] for row in rows]
-    assert made == [expected[1], expected[0], expected[2]]
-
-
-@everywhere
 def test_short_rows_are_not_padded_to_the_long_one(runner: EngineRunner) -> None:
     long = runner.admit(LONG, GREEDY, 400)
     runner.until(lambda: runner.tokens[long])

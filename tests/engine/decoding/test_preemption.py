@@ -1,17 +1,13 @@
 """A row that was preempted goes on where it was: its tokens are those that it has alone."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lmx.protocol.messages.data import Structure, Thinking
-from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
-from lmx.protocol.states import StructureKind
-from lmx.worker.engine.values import BeamSearch, ConstraintSource, SequenceSampling
+from lmx.protocol.messages.specs import PrefixCacheSpec
 from tests.support.models.tiny_models import make_tiny_model
 from tests.support.models.vlm_models import make_vlm_model
 from tests.support.rigs.conformance import without_processors
@@ -19,28 +15,11 @@ from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, Plain, spec
 
 PROMPT = [token % 90 + 1 for token in range(100)]
 OTHER = list(range(1, 40))
-SAMPLINGS = [
-    GREEDY,
-    HOT,
-    SequenceSampling(
-        1.0, 0.95, 77, repetition_penalty=1.3, presence_penalty=0.7, frequency_penalty=0.4
-    ),
-    SequenceSampling(0.0, repetition_penalty=1.2, frequency_penalty=0.5),
-]
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3_next"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny"), request.param)
-
-
-@pytest.fixture(params=["prefix cache", "speculation"])
-def runner(request: pytest.FixtureRequest, folder: Path) -> Iterator[EngineRunner]:
-    kinds: dict[str, dict[str, Any]] = {
-        "prefix cache": {"prefix_cache": PrefixCacheSpec(64 << 20)},
-        "speculation": {"speculation": SpeculationSpec()},
-    }
-    yield EngineRunner(spec_of(folder, max_decode_stall_s=10, **kinds[request.param]))
 
 
 def preempt(runner: EngineRunner, sequence_id: int) -> Callable[[], None]:
@@ -61,29 +40,6 @@ def preempt(runner: EngineRunner, sequence_id: int) -> Callable[[], None]:
 
 def run_until(runner: EngineRunner, sequence_id: int, tokens: int) -> None:
     runner.until(lambda: len(runner.tokens[sequence_id]) >= tokens)
-
-
-def test_a_preempted_row_has_the_tokens_and_scores_that_it_has_alone(runner: EngineRunner) -> None:
-    kinds = [replace(one, min_tokens=20, end_ids=frozenset({3, 4})) for one in SAMPLINGS]
-    expected = []
-    for sampling in kinds:
-        expected.append(runner.admit(PROMPT, sampling, 24, top_logprobs=2))
-        runner.finish()
-    rows = [runner.admit(PROMPT, sampling, 24, top_logprobs=2) for sampling in kinds[:-1]]
-    rows.append(runner.admit(PROMPT, kinds[-1], 24, top_logprobs=2, cache_salt="another"))
-    for tokens in (1, 15):
-        for row in rows:
-            run_until(runner, row, tokens)
-        stays, *leaving = rows if tokens == 1 else reversed(rows)
-        come_back = [preempt(runner, row) for row in leaving]
-        run_until(runner, stays, len(runner.tokens[stays]) + 2)
-        for back in come_back:
-            back()
-    runner.finish()
-    for row, alone in zip(rows, expected, strict=True):
-        assert runner.tokens[row] == runner.tokens[alone], runner.requests[row].sampling
-        scores = [[score.logprob for score in runner.scores[one]] for one in (row, alone)]
-        assert scores[0] == pytest.approx(scores[1], abs=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_5"])
@@ -161,23 +117,6 @@ def test_an_answer_is_no_part_of_a_prompt_that_is_read_at_once(tmp_path: Path) -
     assert runner.alone(longer) == runner.alone(longer, cache_salt="cold")
 
 
-def test_a_constraint_continues_in_its_state(folder: Path) -> None:
-    runner = EngineRunner(spec_of(folder, max_decode_stall_s=10))
-    source = ConstraintSource(
-        Structure(StructureKind.REGEX, "(ab|cd){12}[0-9]{6}", "regex"), None, Thinking(), False
-    )
-    maker = runner.generator.constrain(source)
-    assert maker is not None
-    expected = runner.alone(OTHER, HOT, 40, constraint=maker())
-    row = runner.admit(OTHER, HOT, 40, constraint=maker())
-    for tokens in (1, 5, 9):
-        run_until(runner, row, tokens)
-        preempt(runner, row)()
-    runner.finish()
-    assert runner.tokens[row] == expected
-    assert not runner.failed
-
-
 def test_all_that_a_preempted_row_computed_is_found_in_the_prefix_cache(folder: Path) -> None:
     """A recurrent state too, which is right only after all of its tokens."""
     cache = PrefixCacheSpec(64 << 20)
@@ -193,12 +132,3 @@ def test_all_that_a_preempted_row_computed_is_found_in_the_prefix_cache(folder: 
     assert runner.started[row].cached_tokens == len(PROMPT) + tokens - 1
     runner.remove(other)
     runner.finish()
-
-
-def test_a_search_is_not_preempted(folder: Path) -> None:
-    runner = EngineRunner(spec_of(folder, max_decode_stall_s=10))
-    row = runner.admit(OTHER, GREEDY, 10, beam=BeamSearch(2, 1.0, frozenset({3})))
-    runner.until(lambda: row in runner.started)
-    assert runner.generator.preempt(row) is None
-    runner.finish()
-    assert len(runner.found[row]) == 2

@@ -1,8 +1,6 @@
 """With quantized keys and values a row's tokens are the same whatever happens to the row."""
 
 import random
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,6 @@ import mlx.core as mx
 import pytest
 
 from lmx.protocol.messages.specs import PrefixCacheSpec, SpeculationSpec
-from lmx.worker.engine.values import BeamSearch
 from lmx.worker.mlx.model.batch_slots import single_row
 from lmx.worker.mlx.model.quantized_cache import (
     BatchQuantizedCache,
@@ -24,7 +21,6 @@ from tests.support.rigs.engine_rig import GREEDY, HOT, EngineRunner, spec_of
 
 pytestmark = pytest.mark.long
 
-KINDS = ("llama-64", "gemma3-64", "qwen3_next-64")
 # Some are read in one chunk with other rows' tokens between them, some slide out of a window, and
 # one has nothing to be read before it decodes.
 LENGTHS = (40, 3, 75, 18, 1)
@@ -35,132 +31,22 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return random.Random(1000 * seed + length).choices(range(VOCABULARY), k=length)
 
 
-QUICK = (("llama-64", 8), ("gemma3-64", 4), ("qwen3_next-64", 4))
-"""Those that `make test-all` has. Four bits are packed as eight are; `make conformance` has all."""
+def test_the_last_row_of_a_batch_is_a_single_one_again(tmp_path: Path) -> None:
+    runner = EngineRunner(spec_of(make_tiny_model(tmp_path, "llama-64"), kv_bits=8))
+    inner: Any = runner.generator
 
-CASES = [
-    pytest.param((kind, bits), marks=() if (kind, bits) in QUICK else pytest.mark.conformance)
-    for kind in KINDS
-    for bits in (8, 4)
-]
+    def caches() -> set[type]:
+        return {type(leaf) for leaf in leaves(inner._rows._buckets.only.prompt_cache)}
 
-
-@pytest.fixture(scope="module", params=CASES, ids=str)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    kind, bits = request.param
-    return make_tiny_model(tmp_path_factory.mktemp(kind), kind), bits
-
-
-@pytest.fixture(scope="module")
-def shared(model: tuple[Path, int]) -> EngineRunner:
-    folder, bits = model
-    return EngineRunner(spec_of(folder, kv_bits=bits, prefix_cache=PrefixCacheSpec(64 << 20)))
-
-
-@pytest.fixture
-def runner(shared: EngineRunner) -> Iterator[EngineRunner]:
-    yield shared
-    shared.clear()
-
-
-def cold(runner: EngineRunner, *asked: Any, **more: Any) -> list[int]:
-    """What a row makes alone, of a prompt that is read in one chunk."""
-    return runner.alone(*asked, cache_salt=f"cold {len(runner.requests)}", **more)
-
-
-def caches(runner: EngineRunner) -> set[type]:
-    rows: Any = runner.generator
-    return {type(leaf) for leaf in leaves(rows._rows._buckets.only.prompt_cache)}
-
-
-def test_rows_that_join_and_leave_are_what_they_are_alone(runner: EngineRunner) -> None:
-    """The others decode, so that their prompts are read in chunks."""
-    samplings = [GREEDY, HOT, GREEDY, replace(HOT, seed=7), GREEDY]
-    expected = [
-        cold(runner, prompt_of(length), one, COUNT)
-        for length, one in zip(LENGTHS, samplings, strict=True)
-    ]
-    leaving = runner.admit(prompt_of(33), HOT, 500, cache_salt="leaves")
-    rows = []
-    for number, (length, sampling) in enumerate(zip(LENGTHS, samplings, strict=True)):
-        rows.append(runner.admit(prompt_of(length), sampling, COUNT, cache_salt="joins"))
-        for _ in range(number + 1):
-            runner.step()
-        if number == 2:
-            # How many steps a prompt takes depends on how quick the machine is.
-            while BatchQuantizedCache not in caches(runner):
-                assert len(runner.tokens[leaving]) < 400, "no row has joined it"
-                runner.step()
-            runner.remove(leaving)
-    runner.finish_row(rows[0])
-    runner.finish()
-    assert [runner.tokens[row] for row in rows] == expected
-
-
-def test_the_last_row_of_a_batch_is_a_single_one_again(runner: EngineRunner) -> None:
-    expected = cold(runner, prompt_of(30, 1), HOT, 30)
-    row = runner.admit(prompt_of(30, 1), HOT, 30, cache_salt="single")
-    other = runner.admit(prompt_of(50, 1), HOT, 10, cache_salt="single")
+    expected = runner.alone(prompt_of(30, 1), HOT, 30)
+    row = runner.admit(prompt_of(30, 1), HOT, 30)
+    other = runner.admit(prompt_of(50, 1), HOT, 10)
+    runner.until(lambda: bool(runner.tokens[row] and runner.tokens[other]))
+    assert BatchQuantizedCache in caches()
     runner.finish_row(other)
-    assert QuantizedCache in caches(runner)
+    assert QuantizedCache in caches()
     runner.finish()
     assert runner.tokens[row] == expected
-
-
-def test_a_row_continues_from_what_was_stored(runner: EngineRunner) -> None:
-    """Out of a batch, as it is: nothing is rounded twice."""
-    first = [prompt_of(40, 2), prompt_of(60, 2)]
-    rows = [runner.admit(prompt, HOT, 30, cache_salt="turns") for prompt in first]
-    runner.finish()
-    for prompt, row in zip(first, rows, strict=True):
-        second = [*prompt, *runner.tokens[row], *prompt_of(9, 3)]
-        expected = cold(runner, second, HOT, COUNT)
-        again = runner.admit(second, HOT, COUNT, cache_salt="turns")
-        runner.finish()
-        assert runner.started[again].cached_tokens >= len(prompt)
-        assert runner.tokens[again] == expected
-
-
-def test_answers_to_one_prompt_share_its_reading(runner: EngineRunner) -> None:
-    prompt = prompt_of(50, 4)
-    samplings = [HOT, replace(HOT, seed=5), GREEDY]
-    expected = [cold(runner, prompt, one, COUNT) for one in samplings]
-    rows = [runner.admit(prompt, one, COUNT, cache_salt="duplicates") for one in samplings]
-    runner.finish()
-    assert [runner.tokens[row] for row in rows] == expected
-
-
-def test_a_preempted_row_continues(runner: EngineRunner) -> None:
-    prompt = prompt_of(60, 5)
-    expected = cold(runner, prompt, HOT, 30)
-    row = runner.admit(prompt, HOT, 30, cache_salt="preempted")
-    other = runner.admit(prompt_of(20, 5), HOT, 400, cache_salt="preempted")
-    runner.until(lambda: len(runner.tokens[row]) >= 12)
-    runner.flush()
-    made = runner.generator.preempt(row)
-    assert made is not None
-    runner.step()
-    asked = runner.requests[row]
-    back = [*prompt, *made]
-    runner.generator.admit(
-        replace(asked, prompt=back, max_tokens=30 - len(made), generated_tokens=len(made))
-    )
-    runner.finish_row(row)
-    runner.remove(other)
-    assert runner.tokens[row] == expected
-
-
-def test_a_search_keeps_its_beams(runner: EngineRunner) -> None:
-    beam = BeamSearch(3, 1.0, frozenset())
-    found = []
-    for company in (False, True):
-        if company:
-            runner.admit(prompt_of(12), HOT, 12)
-        row = runner.admit(prompt_of(24), GREEDY, 8, beam=beam)
-        runner.finish()
-        found.append([list(one.tokens) for one in runner.found[row]])
-    assert found[0] == found[1]
-    assert len(found[0]) == 3
 
 
 def test_a_model_that_can_batch_only_with_expanded_numbers_does_so(tmp_path: Path) -> None:

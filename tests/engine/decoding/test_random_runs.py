@@ -49,6 +49,9 @@ BAD: Final = 254
 
 NEVER: Final = 1 << 30
 
+KV_BITS: Final = {"llama-64": 8, "gemma3-64": 4, "qwen3_next-64": 4}
+"""The kinds whose keys and values are quantized."""
+
 PREEMPTING: Final = ("draft", "small")
 """The engines whose rows are preempted."""
 
@@ -379,6 +382,7 @@ def faults_and_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
         ("deepseek_v3", "small"),  # Latent keys.
         ("lfm2", "small"),
         ("mamba2", "small"),
+        *((kind, "small") for kind in KV_BITS),
         # Caches of several parts.
         pytest.param("baichuan_m1", "small", marks=pytest.mark.conformance),
         # States, and latent keys.
@@ -400,7 +404,7 @@ def faults_and_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_each_row_of_a_random_run_is_as_alone(tmp_path: Path, kind: str, engines: str) -> None:
-    make = make_tiny_model if kind in TINY else make_text_model
+    make = make_tiny_model if kind in TINY or kind in KV_BITS else make_text_model
     folder = make(tmp_path / "model", kind)
     draft = make_tiny_model(tmp_path / "draft", "llama")
     disk = PrefixCacheSpec(200_000, str(tmp_path / "disk"), 64 << 20)
@@ -411,12 +415,13 @@ def test_each_row_of_a_random_run_is_as_alone(tmp_path: Path, kind: str, engines
         "draft": {"max_decode_stall_s": 10, "speculation": SpeculationSpec(draft_path=str(draft))},
     }
     # Some logits are so even that rounding decides what is drawn.
-    even = kind not in ("llama", "gemma3", "deepseek_v3")
+    even = kind not in ("llama", "gemma3", "deepseek_v3", "llama-64", "gemma3-64")
     samplings = [one for one in SAMPLINGS if not even or one.temperature == 0]
     plain = Plain(folder) if kind in TINY else None
-    alone = Alone(EngineRunner(spec_of(folder, max_decode_stall_s=10)), plain)
+    kv_bits = KV_BITS.get(kind)
+    alone = Alone(EngineRunner(spec_of(folder, kv_bits=kv_bits, max_decode_stall_s=10)), plain)
     for seed, engine in enumerate(engines.split()):
-        runner = EngineRunner(spec_of(folder, **specs[engine]))
+        runner = EngineRunner(spec_of(folder, kv_bits=kv_bits, **specs[engine]))
         run = RandomRun(runner, seed, samplings, preempts=engine in PREEMPTING)
         run.go()
         run.check(alone)
