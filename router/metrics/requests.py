@@ -341,9 +341,10 @@ class RequestMetrics:
         self.on_change()
 
     def last_tokens_per_s(self, model_id: str) -> float | None:
-        """Return the speed of the model's last whole answer of this machine, without its prompt;
-        None before the first one."""
-        return self._known(model_id).tokens_per_s
+        """Return the speed of the model's last whole answer of this machine, without its prompt: of
+        this router, or else of others; None before the first one."""
+        tallies = (self._models.get(model_id), self._earlier.models.get(model_id))
+        return next((one.tokens_per_s for one in tallies if one and one.tokens_per_s), None)
 
     def latest(self, model_id: str) -> Iterable[Ended]:
         """Return the latest requests for a model that this router has answered, a hundred at most,
