@@ -16,13 +16,10 @@ disk holds up nobody.
 """
 
 import argparse
-import contextlib
 import json
-import os
 import shutil
-import stat
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +27,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.file_download import repo_folder_name
 
 from lmx.protocol.host.regular_file import read_regular
-from lmx.supervisor.memory.files import converted_file, missing_part
+from lmx.supervisor.memory.files import converted_file, folder_bytes, missing_part, regular_files
 
 _REF_LIMIT_BYTES = 4096
 
@@ -56,7 +53,7 @@ def _repository(folder: Path) -> dict[str, Any]:
     return {
         "repo_id": folder.name.removeprefix("models--").replace("--", "/"),
         "path": str(folder),
-        "size_bytes": _size_bytes(folder),
+        "size_bytes": folder_bytes(folder),
         "modified_s": _modified_s(folder),
         "snapshots": _snapshots(folder),
     }
@@ -94,7 +91,7 @@ def _missing_part(folder: Path) -> str | None:
 
 
 def _modified_s(folder: Path) -> float:
-    blobs = [found.st_mtime for found in _files(folder / "blobs")]
+    blobs = [found.st_mtime for found in regular_files(folder / "blobs")]
     return max(blobs, default=folder.stat().st_mtime)
 
 
@@ -109,7 +106,7 @@ def delete(repo_id: str, commits: list[str], names: Collection[str] = ()) -> int
     folder = next((path for path in cache.iterdir() if path.name == name), None)
     if folder is None or folder.is_symlink():
         return 0
-    before_bytes = _size_bytes(folder)
+    before_bytes = folder_bytes(folder)
     if names:
         for commit in commits:
             for name in names:
@@ -120,7 +117,7 @@ def delete(repo_id: str, commits: list[str], names: Collection[str] = ()) -> int
     else:
         shutil.rmtree(folder)
         shutil.rmtree(cache / ".locks" / name, ignore_errors=True)
-    return before_bytes - (_size_bytes(folder) if folder.exists() else 0)
+    return before_bytes - (folder_bytes(folder) if folder.exists() else 0)
 
 
 def _delete_snapshots(folder: Path, commits: Collection[str]) -> None:
@@ -149,21 +146,6 @@ def _refs(folder: Path) -> dict[Path, str]:
         for path in sorted((folder / "refs").rglob("*"))
         if path.is_file() and path.stat().st_size <= _REF_LIMIT_BYTES
     }
-
-
-def _size_bytes(folder: Path) -> int:
-    """Return what the files take; links take what they point to elsewhere."""
-    return sum(found.st_size for found in _files(folder))
-
-
-def _files(folder: Path) -> Iterator[os.stat_result]:
-    """Yield the status of each file that is not a link. A file that is gone by then is left out,
-    because a download renames its files."""
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            found = path.lstat()
-            if stat.S_ISREG(found.st_mode):
-                yield found
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.lasting import in_daemon_thread
 from lmx.supervisor.config.secret_variables import without_own_keys
-from lmx.supervisor.memory.files import whole_conversion
+from lmx.supervisor.memory.files import folder_bytes, whole_conversion
 from lmx.supervisor.memory.inspection import shown
 
 # The supervisor's log takes it, and a command's goes to stderr: its stdout may be JSON.
@@ -159,7 +159,7 @@ def _conversion(folder: Path) -> Conversion | None:
     with contextlib.suppress(OSError, KeyError, TypeError):
         if stamp is not None:
             source = None if "bits" in stamp else Path(stamp["source"])
-            return Conversion(folder, source, _size_bytes(folder), folder.stat().st_mtime)
+            return Conversion(folder, source, folder_bytes(folder), folder.stat().st_mtime)
     return None
 
 
@@ -167,7 +167,7 @@ def _delete_folder(folder: Path) -> int:
     if not folder.is_dir() or folder.is_symlink():
         return 0
     try:
-        before_bytes = _size_bytes(folder)
+        before_bytes = folder_bytes(folder)
         shutil.rmtree(folder)
     except OSError as error:
         raise OperationError(
@@ -182,18 +182,10 @@ def _delete_unfinished(models: Path) -> int:
         # Whatever makes such a folder holds its lock; and what can't be deleted hinders nobody.
         with contextlib.suppress(OSError), left.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            size_bytes = _size_bytes(left)
+            size_bytes = folder_bytes(left)
             shutil.rmtree(left)
             freed_bytes += size_bytes
     return freed_bytes
-
-
-def _size_bytes(folder: Path) -> int:
-    size_bytes = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            size_bytes += path.lstat().st_size if path.is_file() else 0
-    return size_bytes
 
 
 async def _hub_main(*arguments: str, within_s: float, done: str) -> Any:

@@ -2,8 +2,11 @@
 the weights.
 """
 
+import contextlib
+import os
 import re
-from collections.abc import Collection, Iterable
+import stat
+from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
@@ -146,6 +149,22 @@ def file_sizes(folder: Path) -> dict[str, int]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != STAMP_NAME
     }
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return what the files in a folder take; links take what they point to elsewhere. Raises
+    ``OSError``."""
+    return sum(found.st_size for found in regular_files(folder))
+
+
+def regular_files(folder: Path) -> Iterator[os.stat_result]:
+    """Yield the status of each file in a folder that is not a link. A file that is gone by then is
+    left out, because a download renames its files. Raises ``OSError``."""
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            found = path.lstat()
+            if stat.S_ISREG(found.st_mode):
+                yield found
 
 
 def _dangling(folder: Path) -> str | None:

@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import json
 import logging
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -291,16 +292,15 @@ async def test_folders_that_change_meanwhile_are_left_out(
         (tmp_path / name / STAMP_NAME).write_text(json.dumps(whole))
     (made,) = await disk.scan_conversions(tmp_path)
     assert made.source == Path("/a.gguf")
-    is_file = Path.is_file
+    lstat = Path.lstat
 
-    def deletes(path: Path) -> bool:
-        found = is_file(path)
+    def deletes(path: Path) -> os.stat_result:
         if path.name == "w.safetensors":
             path.unlink()
-        return found
+        return lstat(path)
 
     monkeypatch.setattr(disk, "whole_conversion", lambda folder: {"source": "/a.gguf"})
-    monkeypatch.setattr(Path, "is_file", deletes)
+    monkeypatch.setattr(Path, "lstat", deletes)
     sizes = [each.size_bytes for each in await disk.scan_conversions(tmp_path)]
     stamps = (tmp_path / name / STAMP_NAME for name in "abc")
     assert sizes == [stamp.stat().st_size for stamp in stamps]
