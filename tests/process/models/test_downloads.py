@@ -132,20 +132,29 @@ def test_several_at_once_are_served_once_they_have_come(
 
 
 def test_one_file_is_served_by_its_own_name(hub: FakeHub, lmx: Rig) -> None:
-    hub.add("org/files", {"Small-1B-Q4_0.gguf": b"GGUF" * 1000, "notes.txt": b"read me"})
+    files = {f"Small-1B-Q{bits}.gguf": b"GGUF %d" % bits * 1000 for bits in (4, 8)}
+    hub.add("org/files", {**files, "notes.txt": b"read me"})
     notes: DownloadView = lmx.ask(StartDownload("org/files", filename="notes.txt"))
     assert wait_status(lmx, notes.download_id, DownloadStatus.COMPLETED).model_id is None
     assert "org/files" not in available(lmx)
-    file: DownloadView = lmx.ask(StartDownload("org/files", filename="Small-1B-Q4_0.gguf"))
+    file: DownloadView = lmx.ask(StartDownload("org/files", filename="Small-1B-Q4.gguf"))
     assert wait_status(lmx, file.download_id, DownloadStatus.COMPLETED).model_id == "small-1b"
     assert lmx.worker("small-1b")["state"] == "cold"
     assert available(lmx)["org/files"].model_id == "small-1b"
     hub.served.clear()
-    again: DownloadView = lmx.ask(StartDownload("org/files", filename="Small-1B-Q4_0.gguf"))
+    again: DownloadView = lmx.ask(StartDownload("org/files", filename="Small-1B-Q4.gguf"))
     assert (again.download_id, again.status) == (file.download_id, DownloadStatus.COMPLETED)
     assert not hub.served
+    other: DownloadView = lmx.ask(StartDownload("org/files", filename="Small-1B-Q8.gguf"))
+    other = wait_status(lmx, other.download_id, DownloadStatus.COMPLETED)
+    assert "'small-1b' is taken" in str(other.error)
     deleted: Deleted = lmx.ask(DeleteModel("small-1b"))
-    assert deleted.freed_bytes >= 4000
+    assert deleted.freed_bytes == len(files["Small-1B-Q4.gguf"])
+    assert available(lmx)["org/files"].model_id is None
+    served: DownloadView = lmx.ask(StartDownload("org/files", filename="Small-1B-Q8.gguf"))
+    assert (served.status, served.model_id) == (DownloadStatus.COMPLETED, "small-1b")
+    deleted = lmx.ask(DeleteModel("small-1b"))
+    assert deleted.freed_bytes >= len(files["Small-1B-Q8.gguf"])
     assert "org/files" not in available(lmx)
 
 
