@@ -99,6 +99,7 @@ class _Refusal(asyncio.Protocol):
         transport.close()
 
 
+_HEADER: Final = re.compile(r"'(Host|Content-Length|Transfer-Encoding)'")
 _QUOTED: Final = re.compile(r":?\s*(?<!\w)b?['\"]|:\s*\n")
 
 
@@ -144,7 +145,8 @@ def _error(
             "The request line or a header is longer than 8190 bytes: put the data in the body.",
         )
     if 400 <= status < 500:
-        # The quoted rest is a piece of the request, which may hold a key.
-        reason = " ".join(_QUOTED.split(message or str(exc) or "", maxsplit=1)[0].split())[:200]
+        # The quoted rest is a piece of the request, which may hold a key; a header's name has none.
+        text = _HEADER.sub(r"\1", message or str(exc) or "")
+        reason = " ".join(_QUOTED.split(text, maxsplit=1)[0].split())[:200]
         return LmxError(ErrorCode.MALFORMED_REQUEST, f"This is not valid HTTP: {reason}")
     return internal_error(request_id)

@@ -2,6 +2,7 @@
 form whatever happens, a log line, and a place in the metrics."""
 
 import asyncio
+import re
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -63,6 +64,8 @@ _CLIENT_LEFT_STATUS: Final = 499
 
 _BUDGETED: Final = web.RequestKey("budgeted", ApiKey)
 """The key of a request that counts as under way for its budget."""
+
+_KEY: Final = re.compile(r"sk-[\w-]{12,}")
 
 _log = structlog.get_logger()
 
@@ -185,7 +188,7 @@ class RequestServer:
                     failure.__traceback__ = None  # It leads here: a circle that holds the request.
                     error = failure
                 except Exception:
-                    _log.exception("http.failed", method=request.method, path=request.path)
+                    _log.exception("http.failed", method=request.method, path=_shown_path(request))
                     error = internal_error(context.request_id)
                 if error is not None:
                     response, _ = _error_answer(request, error)
@@ -276,7 +279,7 @@ class RequestServer:
         except ConnectionError:
             raise
         except Exception:
-            _log.exception("http.failed", method=request.method, path=request.path)
+            _log.exception("http.failed", method=request.method, path=_shown_path(request))
             if request.writer.output_size:
                 # A part of an answer was sent: another answer in its middle would be nonsense.
                 set_outcome(request, replace(outcome_of(request), error=ErrorCode.INTERNAL.value))
@@ -338,7 +341,7 @@ class RequestServer:
         write(
             "http.request",
             method=request.method,
-            path=request.path,
+            path=_shown_path(request),
             status=status,
             duration_s=round(duration_s, 4),
             **log_fields(context, outcome),
@@ -410,7 +413,13 @@ def _error_answer(request: web.Request, error: LmxError) -> _Answer:
     return _Answer(response, error.code.value)
 
 
+def _shown_path(request: web.Request) -> str:
+    # A key may be in it by mistake, at the end of a base URL for example.
+    return _KEY.sub("sk-...", request.path)
+
+
 def _from_aiohttp(request: web.Request, error: web.HTTPException) -> _Answer:
+    path = _shown_path(request)[:200]
     match error:
         case web.HTTPMethodNotAllowed():
             allowed = error.headers["Allow"]
@@ -418,7 +427,7 @@ def _from_aiohttp(request: web.Request, error: web.HTTPException) -> _Answer:
                 request,
                 RequestError(
                     ErrorCode.METHOD_NOT_ALLOWED,
-                    f"{request.method} is not allowed on {request.path[:200]}; use {allowed}.",
+                    f"{request.method} is not allowed on {path}; use {allowed}.",
                 ),
             )
             answer.response.headers["Allow"] = allowed
@@ -428,7 +437,7 @@ def _from_aiohttp(request: web.Request, error: web.HTTPException) -> _Answer:
                 request,
                 RequestError(
                     ErrorCode.NOT_FOUND,
-                    f"There is no {request.method} {request.path[:200]}. "
+                    f"There is no {request.method} {path}. "
                     "The API is below /v1, for example POST /v1/chat/completions; /docs in a "
                     "browser shows all of it.",
                 ),

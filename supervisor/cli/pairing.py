@@ -113,7 +113,8 @@ def _print_offer(offer: PairingOffer) -> None:
     click.echo(f"    lmx pair {shown_code(offer.code)}@{named}:{machine.port}\n")
     if is_loopback(machine.host):
         click.echo(
-            f"Other machines can't reach this one: it listens on {machine.host} (server.host).",
+            f"Other machines can't reach this one: it listens on {machine.host} (server.host). "
+            "Unless a proxy leads here, run `lmx pair` on the other one, and take its code here.",
             err=True,
         )
     click.echo("Waiting for it; Ctrl-C lets the code be void.", err=True)
