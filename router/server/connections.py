@@ -13,6 +13,7 @@ one place that does; it is replaced here, so that the answer has the API's form.
 import asyncio
 import re
 import termios
+import time
 from array import array
 from collections.abc import Container
 from fcntl import ioctl
@@ -33,6 +34,10 @@ _KEPT_BACK: Final = 384
 """Descriptors for everything else: sockets to the workers, files, and refused connections, of which
 some 128 are accepted before the first is closed."""
 
+_FIRST_REQUEST_S: Final = 5.0
+"""How long a connection may be open without a request while more than half of all are: then
+:class:`ConnectionLimit` closes it at its next look, which comes this long after the last one."""
+
 _log = structlog.get_logger()
 
 
@@ -43,17 +48,34 @@ def most_connections(open_files: int) -> int:
 
 class ConnectionLimit:
     """Gives each new connection its protocol: the server's own, or, beyond ``most`` connections,
-    one that answers 429 and closes the connection. TLS shows ``certificate``."""
+    one that answers 429 and closes the connection. TLS shows ``certificate``.
 
-    def __init__(self, server: web.Server, most: int, certificate: OwnCertificate) -> None:
+    From half of them on, connections on which no request comes are closed: ``used`` are those on
+    which one has come. A client that opens many and says nothing keeps nobody else out.
+    """
+
+    def __init__(
+        self,
+        server: web.Server,
+        most: int,
+        certificate: OwnCertificate,
+        used: Container[asyncio.BaseTransport],
+    ) -> None:
         self._server = server
         self._certificate = certificate
         self._most = most
+        self._used = used
         self._refusing = False
+        self._silent: set[web.RequestHandler] = set()
+        """Those on which no request had come at the last look."""
+        self._looked_s = 0.0
 
     def __call__(self) -> asyncio.BaseProtocol:
         """Return the protocol for one more connection."""
-        full = len(self._server.connections) >= self._most
+        count = len(self._server.connections)
+        if count >= self._most / 2:
+            self._close_silent(time.monotonic())
+        full = count >= self._most
         if full and not self._refusing:
             # This is logged once, and not for each of them.
             _log.warning("http.connections_refused", most=self._most)
@@ -61,6 +83,20 @@ class ConnectionLimit:
         if full:
             return _Refusal(self._most)
         return FirstByte(self._server, self._certificate)
+
+    def _close_silent(self, now_s: float) -> None:
+        if now_s - self._looked_s < _FIRST_REQUEST_S:
+            return
+        silent = {
+            one
+            for one in self._server.connections
+            if one.transport is not None
+            and not one.transport.is_closing()
+            and one.transport not in self._used
+        }
+        for one in silent & self._silent:
+            one.force_close()
+        self._silent, self._looked_s = silent - self._silent, now_s
 
 
 def has_request_coming(

@@ -213,6 +213,7 @@ class Router:
             self._runner.server,
             most_connections(open_files_limit()),
             OwnCertificate(Path(self._spec.jobs_path).with_name("certificate.pem")),
+            self.traffic.used_connections,
         )
         self._server = await asyncio.get_running_loop().create_server(
             limit, sock=self._listener, backlog=_ACCEPTED_AT_ONCE

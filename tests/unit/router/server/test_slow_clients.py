@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from lmx.router.operators import pairing
-from lmx.router.server import process
+from lmx.router.server import connections, process
 from lmx.router.server.connections import most_connections
 from tests.support.fakes.fake_peers import FakeStream, until
 from tests.support.rigs.router_rig import Rig, answer, chat_body, router_rig
@@ -144,6 +144,7 @@ async def test_one_connection_too_many_gets_an_error_and_those_that_are_there_co
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(process, "open_files_limit", lambda: 40)
+    monkeypatch.setattr(connections, "_FIRST_REQUEST_S", 3600.0)
     most = most_connections(40)
     async with router_rig(answer) as rig, connected(rig, most - 1) as opened:
         server = rig.router._runner.server
@@ -164,10 +165,33 @@ async def test_one_connection_too_many_gets_an_error_and_those_that_are_there_co
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
 
 
+async def test_connections_without_a_request_keep_nobody_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "open_files_limit", lambda: 40)
+    monkeypatch.setattr(connections, "_FIRST_REQUEST_S", 0.2)
+    monkeypatch.setattr(process, "_KEEPALIVE_S", 3600.0)
+    most = most_connections(40)
+    async with router_rig(answer) as rig, connected(rig, most) as opened:
+        # Headers that never end are no request.
+        opened[0][1].write(HEAD)
+        said = b""
+        async with asyncio.timeout(ANSWER_DEADLINE_S):
+            while b" 200 " not in said:
+                await asyncio.sleep(0.05)
+                async with connected(rig, 1) as ((reader, writer),):
+                    writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                    with contextlib.suppress(ConnectionResetError):
+                        said = await reader.readline()
+        assert await closed_at_last(opened[0]) == b""
+        assert (await rig.chat_json())[0] == 200
+
+
 async def test_a_burst_of_connections_stays_near_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(process, "open_files_limit", lambda: 40)
+    monkeypatch.setattr(connections, "_FIRST_REQUEST_S", 3600.0)
     async with router_rig() as rig:
         server = rig.router._runner.server
         assert server is not None
