@@ -27,6 +27,7 @@ from lmx.supervisor.inventory.on_disk import (
     adapter_not_deletable,
     available,
     plan_and_users,
+    users,
 )
 from lmx.supervisor.state.home import Home
 
@@ -73,7 +74,7 @@ class Deletion:
                 await self._downloads.cancel(download)
             await self._unload(ids)
             # Other models may have been added meanwhile.
-            _, ids = planned()
+            gone, ids = planned()
         # Nothing is awaited between the look and the mark: no request begins to load meanwhile.
         self._refuse_lent(ids)
         self._refuse_used(ids, gone)
@@ -84,7 +85,7 @@ class Deletion:
             finally:
                 # Also what was deleted in part is not what was fetched, and other models may have
                 # been added meanwhile.
-                for model_id in planned()[1]:
+                for model_id in dict.fromkeys((*ids, *users(gone, self._served(), repos))):
                     self._core.files_changed(model_id)
             self._downloads.forget(gone)
             self._forget(ids)
