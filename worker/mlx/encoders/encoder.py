@@ -173,7 +173,9 @@ class Layers:
         return output
 
     def _note(self, output: Any) -> None:
-        self._made.append(output[0] if isinstance(output, tuple) else output)
+        made = output[0] if isinstance(output, tuple) else output
+        if isinstance(made, mx.array):
+            self._made.append(made)
 
 
 class EncoderMemory:
