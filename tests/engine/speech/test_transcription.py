@@ -14,6 +14,7 @@ from lmx.protocol.errors import ErrorCode, LmxError, RequestError
 from lmx.protocol.messages.speech import SpokenSegment, Transcribe, Transcript
 from lmx.protocol.messages.tasks import Embed, Tokenize, Tokenized
 from lmx.protocol.states import ModelKind
+from lmx.router.rendering.transcripts import TranscriptEvents, complete_transcript
 from lmx.worker.engine.interfaces import Engine
 from lmx.worker.engine.values import TaskPiece
 from lmx.worker.media.values import Sound
@@ -170,6 +171,17 @@ def test_a_prompt_is_what_was_said_before(tiny: Engine) -> None:
         transcribe(tiny, samples, temperature=0.5, prompt=prompt) for prompt in ("", "A letter.")
     )
     assert segments(plain)[0].avg_logprob != segments(led)[0].avg_logprob
+
+
+def test_a_sound_without_a_prompt_has_no_tokens_of_text(tiny: Engine) -> None:
+    assert tiny.transcriber is not None
+    for count in (9281, 9282, 9600):
+        sound = Sound(np.zeros(count, np.float32), RATE_HZ)
+        plan = tiny.transcriber.transcribe(Transcribe(7, "r", 9.0, ()), sound)
+        (part,) = map(finish, plan.pieces)
+        whole = complete_transcript([part], plan.prompt_tokens)
+        events = TranscriptEvents().done(whole)
+        assert b'"text_tokens":0' in events, count
 
 
 def test_in_silence_nobody_speaks(tiny_en: Engine) -> None:

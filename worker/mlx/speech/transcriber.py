@@ -66,7 +66,8 @@ class MlxTranscriber:
         vocabulary = self._network.vocabulary
         language = _language(vocabulary, task)
         prompt = vocabulary.encode(" " + task.prompt.strip()) if task.prompt.strip() else []
-        sound_tokens = int(sound.duration_s * STAMPS_PER_SECOND)
+        # Transcripts have the length in hundredths: the router finds the tokens of the sound by it.
+        sound_tokens = int(round(sound.duration_s, 2) * STAMPS_PER_SECOND)
         pieces = Transcription(self._network, task, sound, language, prompt)
         return TaskPlan(sound_tokens + len(prompt), pieces, sound.samples.nbytes)
 
