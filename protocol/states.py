@@ -268,6 +268,16 @@ class MediaKind(StrEnum):
     AUDIO = "audio"
     VIDEO = "video"
 
+    @property
+    def noun(self) -> str:
+        """What it is called in an error."""
+        return "sound" if self is MediaKind.AUDIO else self.value
+
+    @property
+    def one(self) -> str:
+        """The noun with its article."""
+        return f"an {self.noun}" if self is MediaKind.IMAGE else f"a {self.noun}"
+
 
 class MediaForm(StrEnum):
     """The containers in which images, sounds and videos come. The values are the usual endings of

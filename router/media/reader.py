@@ -20,9 +20,8 @@ from lmx.router.media.source import (
     HeldFile,
     HeldMedia,
     MediaSource,
-    Origin,
     PartSource,
-    origin_of,
+    is_url,
 )
 
 _AT_A_TIME: Final = 4
@@ -64,7 +63,7 @@ class MediaReader:
         and a URL of a foreign scheme."""
         self.check_number(sources)
         for source in sources:
-            origin_of(source)
+            is_url(source)
 
     @asynccontextmanager
     async def read(
@@ -111,7 +110,7 @@ class MediaReader:
         async with turns:
             if source.file is not None:
                 content = await self._of_file(source.file, source.param, share)
-            elif origin_of(source) is Origin.URL:
+            elif is_url(source):
                 content = await self._fetcher.fetch(source.text, source.param, share, owner)
             else:
                 content = await self._decode(source, share)

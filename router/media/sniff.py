@@ -68,11 +68,6 @@ _BMP_HEADS: Final = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
 """The sizes of the second header, one for each release of the format."""
 
 _TEXT_BYTES: Final = 256
-_ARTICLES: Final = {
-    MediaKind.IMAGE: "an image",
-    MediaKind.AUDIO: "a sound",
-    MediaKind.VIDEO: "a video",
-}
 
 
 def form_of(content: bytes) -> MediaForm | None:
@@ -117,7 +112,7 @@ def detected_form(content: bytes, kind: MediaKind, param: str) -> MediaForm:
     if form not in _FORMS[kind]:
         raise RequestError(
             ErrorCode.INVALID_MEDIA,
-            f"`{param}` must be {_ARTICLES[kind]} ({_listed(kind)}), and its content is {form}.",
+            f"`{param}` must be {kind.one} ({_listed(kind)}), and its content is {form}.",
             param=param,
         )
     return form
@@ -172,7 +167,7 @@ def _foreign(content: bytes, kind: MediaKind) -> str:
         return "is a PDF: send its pages as images"
     if head.startswith((b"\x1f\x8b", b"pk\3\4")):
         return "is compressed: send what is in it"
-    return f"has content of no known form: {_ARTICLES[kind]} may be {_listed(kind)}"
+    return f"has content of no known form: {kind.one} may be {_listed(kind)}"
 
 
 def _listed(kind: MediaKind) -> str:

@@ -4,7 +4,6 @@ decoded, and what it is afterwards. Pure."""
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Any, Final, Protocol
 
 from lmx.protocol.errors import ErrorCode, RequestError
@@ -15,19 +14,6 @@ from lmx.router.byte_budget import ByteShare
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}):")
 _SHOWN: Final = 60
 """How many characters of a source an error repeats."""
-
-
-class Origin(Enum):
-    """The forms that a source may have."""
-
-    URL = auto()
-    """``http:`` or ``https:``: it is fetched."""
-    DATA_URL = auto()
-    """``data:``: the bytes are in it."""
-    BASE64 = auto()
-    """The bytes alone, in base64."""
-    FILE = auto()
-    """A file that was uploaded before."""
 
 
 class HeldFile(Protocol):
@@ -101,30 +87,23 @@ class HeldMedia:
         self.share.release()
 
 
-def origin_of(source: MediaSource) -> Origin:
-    """Return the form of a source.
+def is_url(source: MediaSource) -> bool:
+    """Return whether a source is fetched. If not, its bytes are in it, or in a file.
 
     Raises :class:`RequestError` (400) for a URL of another scheme, ``file:`` above all. A path has
     no scheme: it counts as base64, and is refused where that is decoded.
     """
-    if source.file is not None:
-        return Origin.FILE
     # Base64 has no colon, so that a long one is not searched through.
     found = _SCHEME.match(source.text)
-    if found is None:
-        return Origin.BASE64
-    match found.group(1).lower():
-        case "http" | "https":
-            return Origin.URL
-        case "data":
-            return Origin.DATA_URL
-        case scheme:
-            raise RequestError(
-                ErrorCode.INVALID_VALUE,
-                f"`{source.param}` is a URL of the scheme '{scheme}': only http, https and data "
-                f"URLs are taken, and base64. Got {shown(source.text)}.",
-                param=source.param,
-            )
+    scheme = found.group(1).lower() if found else "data"
+    if scheme not in ("http", "https", "data"):
+        raise RequestError(
+            ErrorCode.INVALID_VALUE,
+            f"`{source.param}` is a URL of the scheme '{scheme}': only http, https and data "
+            f"URLs are taken, and base64. Got {shown(source.text)}.",
+            param=source.param,
+        )
+    return scheme != "data"
 
 
 def shown(text: str) -> str:

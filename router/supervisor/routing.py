@@ -128,11 +128,6 @@ def ranked(models: Sequence[ModelView], free_bytes: int) -> tuple[ModelView, ...
     return tuple(model for group in groups for model in group) or tuple(models[:1])
 
 
-_MEDIA: Final = {
-    MediaKind.IMAGE: ("an image", "images"),
-    MediaKind.AUDIO: ("a sound", "sounds"),
-    MediaKind.VIDEO: ("a video", "videos"),
-}
 _LISTED_MODELS: Final = 10
 
 INFILL: Final = "infill"
@@ -160,8 +155,8 @@ def accepting_media(
 def _not_accepted(
     directory: Directory, model: ModelView, kind: MediaKind, param: str
 ) -> RequestError:
-    one, many = _MEDIA[kind]
-    taken = ["text", *(_MEDIA[other][1] for other in MediaKind if other in (model.media or ()))]
+    one, many = kind.one, f"{kind.noun}s"
+    taken = ["text", *(f"{other.noun}s" for other in MediaKind if other in (model.media or ()))]
     only = f"{', '.join(taken[:-1])} and {taken[-1]}" if len(taken) > 1 else "text"
     others = [other.model_id for other in directory.models if kind in (other.media or ())]
     listed = _listed(others)

@@ -25,7 +25,7 @@ from lmx.worker.isolation.child import (
     ChildTimeoutError,
     Exchange,
 )
-from lmx.worker.media.values import NOUNS, Media, MediaNeeds, Picture, Sound, Video
+from lmx.worker.media.values import Media, MediaNeeds, Picture, Sound, Video
 from lmx.worker.media.wire import REPLY_HEAD, REQUEST_HEAD, DecodeOrder, Outcome, ResultHead
 
 if TYPE_CHECKING:
@@ -236,6 +236,4 @@ def _ended(item: MediaItem, code: ErrorCode, reason: str) -> RequestError:
 
 
 def _refusal(item: MediaItem, code: ErrorCode, reason: str) -> RequestError:
-    return RequestError(
-        code, f"The {NOUNS[item.kind]} in `{item.param}` {reason}.", param=item.param
-    )
+    return RequestError(code, f"The {item.kind.noun} in `{item.param}` {reason}.", param=item.param)

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 _CHANNELS: Final = 3
 
-NOUNS: Final = {MediaKind.IMAGE: "image", MediaKind.AUDIO: "sound", MediaKind.VIDEO: "video"}
-"""What errors call the kinds, in the order in which they are listed."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
@@ -140,14 +137,14 @@ def check_media(items: Sequence[MediaItem], needs: MediaNeeds | None) -> None:
         if needs is None or item.kind not in needs.kinds:
             raise RequestError(
                 ErrorCode.UNSUPPORTED_VALUE,
-                f"This model takes {_taken(needs)}, and no {NOUNS[item.kind]}s: leave the "
-                f"{NOUNS[item.kind]} out, or name another model.",
+                f"This model takes {_taken(needs)}, and no {item.kind.noun}s: leave the "
+                f"{item.kind.noun} out, or name another model.",
                 param=item.param,
             )
         found[item.kind] += 1
         most = needs.max_items.get(item.kind)
         if most is not None and found[item.kind] > most:
-            noun = NOUNS[item.kind] + ("" if most == 1 else "s")
+            noun = item.kind.noun + ("" if most == 1 else "s")
             raise RequestError(
                 ErrorCode.UNSUPPORTED_VALUE,
                 f"This model takes at most {most} {noun} in a request, earlier messages "
@@ -159,7 +156,7 @@ def check_media(items: Sequence[MediaItem], needs: MediaNeeds | None) -> None:
 def _taken(needs: MediaNeeds | None) -> str:
     if needs is None:
         return "text only"
-    *names, last = ["text", *(f"{noun}s" for kind, noun in NOUNS.items() if kind in needs.kinds)]
+    *names, last = ["text", *(f"{kind.noun}s" for kind in MediaKind if kind in needs.kinds)]
     return f"{', '.join(names)} and {last}"
 
 

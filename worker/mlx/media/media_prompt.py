@@ -129,7 +129,7 @@ class MediaPrompts:
         if marker is None:
             raise RequestError(
                 ErrorCode.UNSUPPORTED_VALUE,
-                f"This model's chat template has no place for {_NOUNS[kind]}: send text, or name "
+                f"This model's chat template has no place for {kind.noun}s: send text, or name "
                 "another model.",
                 param="messages",
             )
@@ -225,13 +225,6 @@ def _by_kind(media: Sequence[Media]) -> dict[MediaKind, list[tuple[int, Media]]]
     for number, one in enumerate(media, 1):
         found.setdefault(kind_of(one), []).append((number, one))
     return found
-
-
-_NOUNS = {
-    MediaKind.IMAGE: "images",
-    MediaKind.AUDIO: "sound",
-    MediaKind.VIDEO: "videos",
-}
 
 
 def _misplaced(media: int, places: int | None) -> RequestError:

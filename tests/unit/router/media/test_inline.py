@@ -11,7 +11,7 @@ from lmx.protocol.errors import ErrorCode, RequestError
 from lmx.protocol.states import MediaKind
 from lmx.router.media import inline
 from lmx.router.media.inline import decoded
-from lmx.router.media.source import MediaSource, Origin, origin_of
+from lmx.router.media.source import MediaSource, is_url
 
 
 def read(text: str, most_bytes: int = 10_000_000) -> bytes:
@@ -71,12 +71,12 @@ def test_it_is_refused_as_soon_as_it_is_too_large(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("text", "origin"),
-    [("http://a", Origin.URL), ("HTTPS://a", Origin.URL), ("data:x", Origin.DATA_URL),
-     ("DATA:,", Origin.DATA_URL), ("/9j/4AAQ", Origin.BASE64), ("", Origin.BASE64)],
+    ("text", "fetched"),
+    [("http://a", True), ("HTTPS://a", True), ("data:x", False), ("DATA:,", False),
+     ("/9j/4AAQ", False), ("", False)],
 )  # fmt: skip
-def test_the_form_of_a_source(text: str, origin: Origin) -> None:
-    assert origin_of(MediaSource(MediaKind.IMAGE, "p", text)) is origin
+def test_what_is_fetched(text: str, fetched: bool) -> None:
+    assert is_url(MediaSource(MediaKind.IMAGE, "p", text)) is fetched
 
 
 @pytest.mark.parametrize(
@@ -84,5 +84,5 @@ def test_the_form_of_a_source(text: str, origin: Origin) -> None:
 )
 def test_other_schemes_are_refused(text: str) -> None:
     with pytest.raises(RequestError, match="only http, https and data") as caught:
-        origin_of(MediaSource(MediaKind.IMAGE, "p", text))
+        is_url(MediaSource(MediaKind.IMAGE, "p", text))
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID_VALUE, "p")
