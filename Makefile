@@ -28,15 +28,17 @@ help: ## list the targets
 install: $(STAMP) $(NAMESPACE) ## make .venv with lmx (editable) and the developers' tools
 
 # Install the lists $(1) into .venv. --no-deps: the lists are whole, and leave out what lmx does not
-# need of its dependencies' dependencies. Nothing is quiet: a download of minutes shows its progress.
+# need of its dependencies' dependencies. The Python of a .venv may be gone, as after an upgrade of
+# the system. Nothing is quiet: a download of minutes shows its progress.
 define install_lists
 	@if command -v uv >/dev/null 2>&1; then \
 	  set -e; \
-	  [ -x $(BIN)/python ] || uv venv --quiet --python "$$(command -v $(PYTHON))" $(VENV); \
+	  $(BIN)/python -c '' 2>/dev/null || { rm -rf $(VENV); \
+	    uv venv --quiet --python "$$(command -v $(PYTHON))" $(VENV); }; \
 	  uv pip install --compile-bytecode --python $(BIN)/python -c constraints.txt --no-deps $(1) -e .; \
 	else \
 	  set -e; \
-	  [ -x $(BIN)/pip ] || $(PYTHON) -m venv --clear $(VENV) || { \
+	  $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { \
 	    echo 'The venv module does not work; on Debian: apt-get install python3-venv' >&2; exit 1; }; \
 	  $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps $(1) -e .; \
 	fi

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs lmx for you, into a folder of its own, without the rights of root:
 #
-#   sh install.sh                    from the checkout that this file is in, else from PyPI
+#   sh install.sh                    from the checkout that this file is in
 #   sh install.sh --from SOURCE      a wheel, a folder, a URL, or a name with a version (lmx==0.1.0)
 #   sh install.sh --uninstall        removes what it installed, and says what stays
 #
@@ -77,6 +77,7 @@ install_packages() {
 }
 
 install() {
+  [ -n "$source" ] || fail 'this file is in no checkout: say what to install (--from SOURCE)'
   check_machine
   if [ -e "$link" ] || [ -L "$link" ]; then
     own_link || fail "$link is there already, from another installation: remove that one first, or set LMX_BIN_DIR"
@@ -159,7 +160,7 @@ main() {
   if [ -f "$here/install.sh" ] && [ -f "$here/../pyproject.toml" ]; then
     source=$(cd "$here/.." && pwd)
   else
-    source=lmx
+    source=
   fi
   act=install
   while [ $# -gt 0 ]; do

@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "install.sh"
 
 
 def run(
-    home: Path, *words: str, path: str = os.environ["PATH"]
+    home: Path, *words: str, path: str = os.environ["PATH"], script: Path = SCRIPT
 ) -> subprocess.CompletedProcess[str]:
     environment = {
         "PATH": path,
@@ -23,9 +23,18 @@ def run(
         "LMX_BIN_DIR": "bin",
     }
     return subprocess.run(
-        ["sh", SCRIPT, *words], cwd=home, env=environment,
+        ["sh", script, *words], cwd=home, env=environment,
         capture_output=True, text=True, timeout=90, check=False,
     )  # fmt: skip
+
+
+def test_a_script_in_no_checkout_installs_nothing_of_its_own_choice(tmp_path: Path) -> None:
+    """A package index may have another program of that name."""
+    alone = tmp_path / "install.sh"
+    alone.write_bytes(SCRIPT.read_bytes())
+    done = run(tmp_path, script=alone)
+    assert (done.returncode, "--from SOURCE" in done.stderr) == (1, True), done
+    assert not (tmp_path / "place").exists()
 
 
 def test_only_its_own_environment_and_service_are_removed(tmp_path: Path) -> None:
