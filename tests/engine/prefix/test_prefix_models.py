@@ -155,18 +155,6 @@ def test_rows_of_a_batch_are_stored_one_by_one(runner: Runner) -> None:
         assert answer == runner.cold(prompt)
 
 
-@pytest.mark.conformance  # A model of real size is loaded; the tiny ones show the same.
-def test_a_real_model_is_the_same_warm_and_cold(smollm2_dir: Path, tmp_path: Path) -> None:
-    runner = Runner(smollm2_dir, tmp_path / "prefixes")
-    first = [1 + 97 * n % 4000 for n in range(20)]
-    made, _ = runner.warm(first)
-    second = [*first, *made, 30, 40]
-    runner.restart()
-    made, cached = runner.warm(second)
-    assert cached == len(first) + MADE_TOKENS - 1
-    assert made == runner.cold(second)
-
-
 def test_what_its_class_was_given_is_part_of_the_name_of_a_models_prefixes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
