@@ -82,9 +82,10 @@ class BucketScheduler:
         self._credit_s = {one: credit for one, credit in self._credit_s.items() if one in known}
         self._cost_s[bucket] = took_s
         if bucket != buckets[0]:
-            self._credit_s[bucket] = 0.0
+            # What is left is never enough for another step at once.
+            self._credit_s[bucket] = self._credit_s.get(bucket, 0.0) % took_s if took_s else 0.0
             return
         for other in buckets[1:]:
             credit_s = self._credit_s.get(other, 0.0) + _SHARE * took_s / len(buckets[1:])
             # Unused time is not saved up, because no row may be stopped for long.
-            self._credit_s[other] = min(credit_s, self._cost_s.get(other, 0.0))
+            self._credit_s[other] = min(credit_s, 2 * self._cost_s.get(other, 0.0))

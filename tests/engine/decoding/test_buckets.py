@@ -64,12 +64,30 @@ def test_short_rows_are_not_padded_to_the_long_one(runner: EngineRunner) -> None
     rows = [runner.admit([token, 2, 3], GREEDY, 400) for token in (4, 5, 6)]
     runner.until(lambda: all(runner.tokens[row] for row in rows))
     inner: Any = runner.generator
-    lengths = [[len(row.tokens) for row in bucket.rows] for bucket in inner._rows._buckets._buckets]
+    lengths = [[len(row.tokens) for row in bucket.rows] for bucket in inner._rows._buckets.active]
     assert [len(bucket) for bucket in lengths] == [3, 1]
     before = len(runner.tokens[long])
     runner.until(lambda: len(runner.tokens[long]) >= before + 5)
     runner.clear()
     assert runner.generator.step().tokens == []
+
+
+@everywhere
+def test_rows_that_have_become_alike_decode_together_and_as_alone(
+    runner: EngineRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(length_buckets, "_MAX_MORE_TOKENS", 64)
+    asked = [(LONG[:20], 9), (LONG[:90], 40), (LONG[7:207], 40)]
+    expected = [runner.alone(prompt, HOT, tokens) for prompt, tokens in asked]
+    rows = [runner.admit(prompt, HOT, tokens) for prompt, tokens in asked]
+    inner: Any = runner.generator
+    shared: set[tuple[int, ...]] = set()
+    while runner.live:
+        runner.step()
+        for bucket in inner._rows._buckets.active:
+            shared.add(tuple(sorted(row.sequence_id for row in bucket.rows)))
+    assert [runner.tokens[row] for row in rows] == expected
+    assert (rows[0], rows[1]) in shared and (rows[1], rows[2]) in shared
 
 
 @everywhere

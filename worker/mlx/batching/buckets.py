@@ -3,7 +3,8 @@ same adapter. The rows of a model that can't batch have a bucket each. Rows of t
 buckets of their own, which stand still while there is other work.
 
 One bucket is stepped at a time, and returns its output before one of longer rows is stepped.
-Buckets of similar length are stepped one after the other, each as often as the others. A bucket
+Buckets of similar length are stepped one after the other, each as often as the others. The last row
+of a bucket joins another one as soon as it may. A bucket
 decodes ahead (:mod:`lmx.worker.mlx.decoding.decode`) if it is the only one, or the only one of the
 shortest rows.
 """
@@ -67,9 +68,8 @@ class DecodeBuckets:
     @property
     def active(self) -> Sequence[DecodeBatch]:
         """The buckets that may step, that of the shortest rows first."""
-        if not self.held:
-            return self._buckets
-        return [bucket for bucket in self._buckets if not bucket.background]
+        active = (bucket for bucket in self._buckets if not (self.held and bucket.background))
+        return sorted(active, key=_longest)
 
     @property
     def rows(self) -> Sequence[DecodeSequence]:
@@ -95,21 +95,31 @@ class DecodeBuckets:
 
     def join(self, joining: Joining) -> Sequence[tuple[int, Exception]]:
         """Add a row, see :meth:`DecodeBatch.join`."""
-        tokens, adapter = len(joining.row.tokens), joining.row.adapter
-        background = joining.row.background
-        for bucket in self._buckets if self._together else ():
-            lengths = [tokens, *(len(row.tokens) for row in bucket.rows)]
-            if (bucket.adapter, bucket.background) == (adapter, background) and batchable(
-                min(lengths), max(lengths)
-            ):
-                return bucket.join(joining)
-        forward = self._forward.with_adapter(adapter)
-        bucket = DecodeBatch(forward, self._sampler, self._blocks, background=background)
+        row = joining.row
+        if (found := self._bucket_for(row, self._buckets)) is not None:
+            return found.join(joining)
+        forward = self._forward.with_adapter(row.adapter)
+        bucket = DecodeBatch(forward, self._sampler, self._blocks, background=row.background)
         failed = bucket.join(joining)
         if not failed:
             self._buckets.append(bucket)
-            self._buckets.sort(key=_longest)
         return failed
+
+    def _bucket_for(
+        self, row: DecodeSequence, buckets: Sequence[DecodeBatch]
+    ) -> DecodeBatch | None:
+        """Return the bucket that a row may join: of several, that of the nearest length. None: it
+        may join none."""
+        kind = (row.adapter, row.background)
+        tokens = len(row.tokens)
+        found = []
+        for bucket in buckets if self._together else ():
+            lengths = [tokens, *(len(each.tokens) for each in bucket.rows)]
+            if (bucket.adapter, bucket.background) == kind and batchable(
+                min(lengths), max(lengths)
+            ):
+                found.append(bucket)
+        return min(found, key=lambda bucket: abs(_longest(bucket) - tokens), default=None)
 
     def step(self, step: Callable[[DecodeBatch], DecodeStep], *, longer: bool) -> DecodeStep:
         """Step the shortest buckets, or, with ``longer``, the one that has its turn.
@@ -117,6 +127,8 @@ class DecodeBuckets:
         A shortest bucket that is alone decodes ahead. Before another bucket is stepped, what it has
         drawn is returned, by a call that steps nothing.
         """
+        if (merged := self._merge()) is not None:
+            return merged
         if (only := self.only) is not None:
             return step(only)
         in_turn = self._in_turn()
@@ -169,6 +181,22 @@ class DecodeBuckets:
             if (here := bucket.find(sequence_id)) is not None:
                 row, place = here
                 return FoundSequence(row, bucket.prompt_cache, place)
+        return None
+
+    def _merge(self) -> DecodeStep | None:
+        """Let the last row of a bucket join another one that it may decode with now. If tokens of
+        theirs are drawn, return those; they join next time."""
+        active = self.active
+        for bucket in active if len(active) > 1 else ():
+            joining = bucket.last
+            others = [each for each in active if each is not bucket]
+            if joining is None or (found := self._bucket_for(joining.row, others)) is None:
+                continue
+            if bucket.ahead or found.ahead:
+                return self.flush()
+            found.join(joining)
+            self._buckets.remove(bucket)
+            break
         return None
 
     def _next(self, in_turn: Sequence[DecodeBatch]) -> DecodeBatch:

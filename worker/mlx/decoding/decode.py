@@ -168,6 +168,14 @@ class DecodeBatch:
         return self._without_failed(made, hidden=_kept(hidden, [1] * len(self.rows)))
 
     @property
+    def last(self) -> Joining | None:
+        """Its only row, for another batch, if nothing is drawn ahead. None: it has several, or its
+        cache is no single row's."""
+        if self._batched or len(self.rows) != 1:
+            return None
+        return Joining(self.rows[0], self.prompt_cache, None, self._rope_deltas)
+
+    @property
     def undo(self) -> Undo | None:
         """How wrong drafts can be removed from the caches; None: they can't."""
         return self._blocks.alone if len(self.rows) == 1 else self._blocks.together
