@@ -82,7 +82,6 @@ class Generation(OpenRequest):
 
     def prepared(self, engine_request: EngineRequest) -> None:
         """Note that its prompt was made and that it waits for the engine."""
-        self.preparing = False
         if engine_request.check is not None or engine_request.call_checks:
             self.review = AnswerReview(
                 engine_request.check,
@@ -351,10 +350,7 @@ class Generations:
             self._restore_media(opened, may_retry=False)
         else:
             log.error("media.restore_failed", request_id=opened.request.request_id, exc_info=error)
-            code, message = ErrorCode.INTERNAL, "The media could not be read again; see the log."
-            if isinstance(error, RequestError | UnavailableError):
-                code, message = error.code, error.message
-            self.fail(opened, code, message)
+            self.fail(opened, *_explained(error, "The media could not be read again"))
         self._open.report_if_idle()
 
     def _review(self, opened: Generation, review: AnswerReview, end: RequestFinished) -> None:
@@ -418,8 +414,8 @@ class Generations:
             self._submit(opened, engine_request)
         else:
             log.error("prompt.failed", request_id=opened.request.request_id, exc_info=error)
-            message = "The prompt could not be made once more; see the log."
-            self._end_alone(opened, RequestFailed(opened.run_id, ErrorCode.INTERNAL, message))
+            why = _explained(error, "The prompt could not be made once more")
+            self._end_alone(opened, RequestFailed(opened.run_id, *why))
         self._open.report_if_idle()
 
     def _end_alone(self, opened: Generation, end: RequestFinished | RequestFailed) -> None:
@@ -435,11 +431,7 @@ class Generations:
             self._open.refuse(opened, error.code, error.message, error.param, error.retry_after_s)
             return
         log.error("prompt.failed", request_id=opened.request.request_id, exc_info=error)
-        code, message = ErrorCode.INTERNAL, "The prompt could not be made; see the log."
-        if error is not None and is_out_of_memory(error):
-            code = ErrorCode.INSUFFICIENT_MEMORY
-            message = "There was not enough memory for this prompt: send a shorter one."
-        self._open.refuse(opened, code, message)
+        self._open.refuse(opened, *_explained(error, "The prompt could not be made"))
 
     def _end(
         self, opened: Generation, end: RequestFinished | RequestFailed, part: RouterOutputs
@@ -476,3 +468,13 @@ def _logged(reread: Reread | None) -> dict[str, Any]:
         "reread_at": reread.position,
         "expected_cached_tokens": reread.expected_tokens,
     }
+
+
+def _explained(error: BaseException | None, failure: str) -> tuple[ErrorCode, str]:
+    """Return what the client is told of an error on the way to the engine."""
+    if isinstance(error, RequestError | UnavailableError):
+        return error.code, error.message
+    if error is not None and is_out_of_memory(error):
+        message = "There was not enough memory for this prompt: send a shorter one."
+        return ErrorCode.INSUFFICIENT_MEMORY, message
+    return ErrorCode.INTERNAL, f"{failure}; see the log."

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from lmx.protocol.errors import ErrorCode, UnavailableError
 from lmx.protocol.messages.data import Timings
+from lmx.worker.scheduling.requests import RequestFailed
 from lmx.worker.service.admission import LifetimeCounts
 from lmx.worker.service.generations import Generations
 
@@ -43,3 +45,26 @@ def test_the_time_of_the_first_answer_is_no_waiting(monkeypatch: pytest.MonkeyPa
     assert len(arrivals) == 1 and arrivals[0] >= before_s
     # What it took counts all the same.
     assert (lost_s, generations._counts.drafted_tokens) == ([3.0], 7)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UnavailableError(ErrorCode.INSUFFICIENT_MEMORY, "later"), ErrorCode.INSUFFICIENT_MEMORY),
+        (MemoryError(), ErrorCode.INSUFFICIENT_MEMORY),
+        (TypeError(), ErrorCode.INTERNAL),
+    ],
+)
+def test_it_fails_with_the_code_that_the_first_would_have_had(
+    error: Exception, code: ErrorCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generations: Any = object.__new__(Generations)
+    generations._open = SimpleNamespace(report_if_idle=lambda: None)
+    ends: list[RequestFailed] = []
+    monkeypatch.setattr(generations, "_end_alone", lambda _, end: ends.append(end))
+    opened = SimpleNamespace(gone=False, run_id=7, request=SimpleNamespace(request_id="r"))
+    with closing(asyncio.new_event_loop()) as loop:
+        future: asyncio.Future[None] = loop.create_future()
+        future.set_exception(error)
+        generations._retry_prepared(opened, future)
+    assert [(end.stream_id, end.code) for end in ends] == [(7, code)]
