@@ -139,10 +139,11 @@ class WorkerLifecycle:
         self._fail_all(*self._end_error)
         self._data.close()
         self._control.close()
+        until_s = time.monotonic() + sum(close_bounds_s())
         if not self._engine.stop(*close_bounds_s()):
             log.warning("engine.stuck_at_exit")
         if self._ranks is not None:
-            self._ranks.close(_RANKS_LEAVE_S)
+            self._ranks.close(max(_RANKS_LEAVE_S, until_s - time.monotonic()))
         self._context.term()
 
     # --- Orders from the supervisor

@@ -1,6 +1,7 @@
 """Rank 0's side of a divided model: it starts the followers, has their engines do what its own
 does, and finds out when one of them has ended or stopped."""
 
+import contextlib
 import selectors
 import signal
 import socket
@@ -225,9 +226,13 @@ class Leader:
         self._send_all(messages.RankSettled(what, tuple(numbers)))
 
     def close(self, timeout_s: float) -> None:
-        """End all followers, those that have not left within ``timeout_s`` by force."""
+        """End all followers, those that have not left within ``timeout_s`` by force. Rank 0 may
+        have ended without an order to leave: what each sees is the end of its stream."""
         self._ending = True
         deadline_s = time.monotonic() + timeout_s
+        for follower in self._followers:
+            with contextlib.suppress(OSError):
+                follower.stream.shutdown(socket.SHUT_WR)
         for follower in self._followers:
             if follower.process is not None:
                 try:

@@ -6,7 +6,10 @@ import os
 import queue
 import re
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,7 +31,7 @@ from lmx.protocol.messages.ranks import (
 from lmx.protocol.messages.specs import LogSpec, RankHost, RanksSpec, WorkerSpec
 from lmx.worker.mlx.model.shard import join_group
 from lmx.worker.ranks.follower import Following
-from lmx.worker.ranks.leader import Leader
+from lmx.worker.ranks.leader import Leader, _Follower
 from lmx.worker.ranks.link import join
 from lmx.worker.ranks.wire import Incoming
 from tests.support.models.model_folders import write_model
@@ -176,3 +179,15 @@ def test_a_machine_without_rdma_says_so_before_it_waits_for_others(
     with pytest.raises(OperationError, match=r"no jaccl.*set backend to ring"):
         join_group(met)
     assert not met.file.exists()
+
+
+def test_a_follower_that_was_ordered_nothing_leaves_by_itself(tmp_path: Path) -> None:
+    """Rank 0's engine broke, or is stuck. On a Mac a follower gives the memory of its GPU back."""
+    code = "import os, sys\nwhile os.read(0, 100):\n    pass\nsys.exit(7)"
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=theirs.fileno())
+    leader = Leader(spec_of(tmp_path, "i", RanksSpec(2)), lambda _: None)
+    leader._followers.append(_Follower(1, process.pid, ours, time.monotonic(), process))
+    leader.close(60.0)
+    assert process.returncode == 7
