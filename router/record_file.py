@@ -62,7 +62,7 @@ _NEVER: Final = frozenset(
 
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
-INCREMENTAL: Final = 2
+_INCREMENTAL: Final = 2
 """The value of ``auto_vacuum`` for a file whose free pages can be given back at any time."""
 
 _T = TypeVar("_T")
@@ -388,7 +388,7 @@ def _open(path: Path, kind: RecordKind) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_MS / 1000, isolation_level=None)
     try:
         # This must come first, for an empty file: later it would take a VACUUM.
-        connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")
+        connection.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
         _use_wal(connection)
         connection.execute("PRAGMA synchronous = NORMAL")
         # What is deleted is overwritten. Whether it is by default depends on how SQLite was built.

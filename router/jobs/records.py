@@ -22,7 +22,7 @@ import psutil
 from lmx.protocol.errors import ErrorCode, LmxError
 from lmx.router.http.api_family import openai_error
 from lmx.router.jobs import conversations
-from lmx.router.record_file import INCREMENTAL, columns_of, create_tables
+from lmx.router.record_file import columns_of, create_tables
 
 SCHEMA_VERSION: Final = 1
 """The file's ``user_version``. Raise it with every change of the table."""
@@ -51,8 +51,7 @@ class ResponseRow:
     previous: str | None = None
     """The id of the response that its input continues."""
     output: bytes | None = None
-    """The items of its output without logprobs, as a JSON array, once it has ended. None also for
-    one of an earlier release, which kept them in the job's result alone."""
+    """The items of its output without logprobs, as a JSON array, once it has ended."""
     conversation: str | None = None
     """The conversation that gets the items of the input and the output when the response is
     completed. It is in the head too, and is not stored again, as is the next."""
@@ -79,8 +78,7 @@ class Turn:
     items: bytes
     """The items of its input, as a JSON array."""
     output: bytes | None
-    """The items of its output, as a JSON array; those of an earlier release in the whole response,
-    which is an object. None if it has none."""
+    """The items of its output, as a JSON array. None if it has none."""
     conversation: str | None
     """The conversation that its input continues."""
 
@@ -163,11 +161,10 @@ CREATE TABLE IF NOT EXISTS responses (
 CREATE TRIGGER IF NOT EXISTS responses_go_with_jobs AFTER DELETE ON jobs
   BEGIN DELETE FROM responses WHERE id = OLD.id; END;
 """
-"""The second table. It is not in the file's version: an older release, which does not know it, uses
-the same file, and the trigger removes what that one lets go. It is no trigger for records that are
+"""The second table, whose rows go with those of the first. The trigger is none for records that are
 replaced: SQLite runs none then."""
 
-_SIZE_BYTES: Final = "length(items) + coalesce(length(output), length(result), 0)"
+_SIZE_BYTES: Final = "length(items) + coalesce(length(output), 0)"
 _TURNS: Final = f"""
 WITH RECURSIVE chain (id, previous, bytes, place) AS (
   SELECT responses.id, previous, {_SIZE_BYTES}, 1 FROM responses JOIN jobs USING (id)
@@ -194,7 +191,7 @@ _TAKEN_BYTES: Final = (
 )
 """What a record and its response take of the file, about."""
 
-_RESPONSE_COLUMNS: Final = frozenset({"id", "items", "head", "previous", "output"})
+_RESPONSE_COLUMNS: Final = ("id", "items", "head", "previous", "output")
 _NAMED: Final = re.compile(r"(?:TABLE|INDEX|TRIGGER)(?: IF NOT EXISTS)? (\w+)")
 """The names of what the statements above make."""
 
@@ -206,15 +203,8 @@ def create(connection: sqlite3.Connection) -> None:
 
 
 def create_responses(connection: sqlite3.Connection) -> None:
-    """Create the tables of responses and of conversations, unless they are there, with the column
-    that an earlier release's lacks."""
+    """Create the tables of responses and of conversations, unless they are there."""
     connection.executescript(_CREATE_RESPONSES + conversations.CREATE)
-    if "output" in columns_of(connection, "responses"):
-        return
-    connection.execute("BEGIN IMMEDIATE")
-    with connection:  # Another router may just have added it.
-        if "output" not in columns_of(connection, "responses"):
-            connection.execute("ALTER TABLE responses ADD COLUMN output BLOB")
 
 
 def fault_of(connection: sqlite3.Connection) -> str | None:
@@ -222,10 +212,8 @@ def fault_of(connection: sqlite3.Connection) -> str | None:
     written for as long as it is there; None if they are."""
     if columns_of(connection, "jobs") != _COLUMNS:
         return "its table `jobs` has other columns"
-    responses = columns_of(connection, "responses")
-    if responses and not _RESPONSE_COLUMNS.issuperset(responses):
-        return "its table `responses` has other columns"
-    for table, expected in conversations.TABLES.items():
+    others = {"responses": _RESPONSE_COLUMNS, **conversations.TABLES}
+    for table, expected in others.items():
         if columns_of(connection, table) not in ((), expected):
             return f"its table `{table}` has other columns"
     known = {*_NAMED.findall(_CREATE + _CREATE_RESPONSES + conversations.CREATE)}
@@ -281,11 +269,10 @@ def response(
 
 
 def output(connection: sqlite3.Connection, response_id: str, owner: str | None) -> bytes | None:
-    """Return the items of a response's output, those of an earlier release in the whole response;
-    None if there are none, or they belong to another owner."""
+    """Return the items of a response's output; None if there are none, or they belong to another
+    owner."""
     found = connection.execute(
-        "SELECT coalesce(output, result) FROM responses JOIN jobs USING (id) "
-        "WHERE id = ? AND owner IS ?",
+        "SELECT output FROM responses JOIN jobs USING (id) WHERE id = ? AND owner IS ?",
         (response_id, owner),
     ).fetchone()
     return None if found is None else found[0]
@@ -304,7 +291,7 @@ def turns(
     return [
         Turn(
             *connection.execute(
-                "SELECT id, previous, ended_s IS NOT NULL, items, coalesce(output, result), "
+                "SELECT id, previous, ended_s IS NOT NULL, items, output, "
                 "json_extract(CAST(head AS TEXT), '$.conversation.id') "
                 "FROM responses JOIN jobs USING (id) WHERE id = ?",
                 (turn_id,),
@@ -500,13 +487,8 @@ def shrink(connection: sqlite3.Connection, max_bytes: int) -> int:
             break
         _remove(connection, gone)
         removed += len(gone)
-    if _pragma(connection, "auto_vacuum") == INCREMENTAL:
-        # `execute` would take only one step of this statement, and so free one page.
-        connection.executescript("PRAGMA incremental_vacuum")
-    else:
-        # An earlier release made the file: this rewrites it, only once.
-        connection.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")
-        connection.execute("VACUUM")
+    # `execute` would take only one step of this statement, and so free one page.
+    connection.executescript("PRAGMA incremental_vacuum")
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
     return removed
 

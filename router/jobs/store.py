@@ -99,8 +99,7 @@ class JobStore(RecordFile[_Rows]):
         return await self._read(lambda connection: records.response(connection, response_id, owner))
 
     async def output(self, response_id: str, owner: str | None) -> bytes | None:
-        """Return the items of a response's output as JSON, which may be those of an earlier release
-        in the whole response; None without any."""
+        """Return the items of a response's output as JSON; None without any."""
         return await self._read(lambda connection: records.output(connection, response_id, owner))
 
     async def turns(

@@ -61,7 +61,7 @@ async def get_response(request: web.Request) -> web.StreamResponse:
     query = validated(RetrieveQuery, dict(request.query))
     stored = await _response(request, request.match_info["id"])
     if not query.stream:
-        return json_text(await _shown(request, stored))
+        return json_text(_shown(request, stored))
     log = request.app[SERVICES].event_logs.get(stored.job.id)
     if log is None:
         raise RequestError(
@@ -98,7 +98,7 @@ async def cancel_response(request: web.Request) -> web.Response:
     if stored.job.ended_s is None:
         await cancel_job(services.live, services.jobs, stored.job)
         stored = await _response(request, wanted)
-    return json_text(await _shown(request, stored))
+    return json_text(_shown(request, stored))
 
 
 async def input_items(request: web.Request) -> web.Response:
@@ -185,7 +185,7 @@ async def with_referenced(
         if response_id not in outputs:
             raw = await services.jobs.output(response_id, request[CONTEXT].owner)
             try:
-                output = await _parsed_output(request, raw)
+                (output,) = await parse_stored(request, [raw or b"[]"])
             except RequestError:
                 output = []
             wanted = [one for one in output if one["id"] in named]
@@ -261,14 +261,12 @@ async def _parsed_items(
         if turn.output is not None and (with_last_output or turn is not turns[0]):
             pieces.append(turn.output)
     try:
-        found = await parse_stored(request, pieces)
+        return await parse_stored(request, pieces)
     except RequestError as error:
         raise _too_large(
             turns[0].response_id,
             f"more than {MAX_VALUES} strings, arrays and objects, or {MAX_NUMBERS} numbers",
         ) from error
-    # The object is the whole response of an earlier release.
-    return [one["output"] if isinstance(one, dict) else one for one in found]
 
 
 def _too_large(response_id: str, what: str) -> RequestError:
@@ -280,26 +278,14 @@ def _too_large(response_id: str, what: str) -> RequestError:
     )
 
 
-async def _parsed_output(request: web.Request, output: bytes | None) -> list[dict[str, Any]]:
-    """Return the items of a response's output, or of the whole response of an earlier release."""
-    if output is None:
-        return []
-    (found,) = await parse_stored(request, [output])
-    items: list[dict[str, Any]] = found["output"] if isinstance(found, dict) else found
-    return items
-
-
-async def _shown(request: web.Request, stored: StoredResponse) -> bytes:
+def _shown(request: web.Request, stored: StoredResponse) -> bytes:
     """Return a response as JSON."""
     row = stored.job
     if row.state == JobState.COMPLETED and row.result is not None:
         return row.result
     response: dict[str, Any] = orjson.loads(stored.response.head)
     response["model"] = row.model
-    if stored.response.output is not None:
-        response["output"] = orjson.Fragment(stored.response.output)
-    else:
-        response["output"] = await _parsed_output(request, row.result)
+    response["output"] = orjson.Fragment(stored.response.output or b"[]")
     match row.state:
         case JobState.CANCELLED:
             response["status"] = CANCELLED

@@ -496,22 +496,6 @@ async def test_the_file_has_a_limit_and_the_oldest_go(tmp_path: Path) -> None:
     assert path.stat().st_size <= limit_bytes, "the disk has back what they took"
 
 
-async def test_a_file_of_an_earlier_release_shrinks_too(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.sqlite"
-    connection = sqlite3.connect(path, isolation_level=None)
-    create(connection)
-    connection.execute("PRAGMA auto_vacuum = 0")
-    connection.execute("VACUUM")
-    connection.execute("PRAGMA journal_mode = WAL")
-    write(connection, {f"{n}": row(f"{n}", result=os.urandom(100_000)) for n in range(100)})
-    connection.close()
-    before_bytes = path.stat().st_size
-    with opened(path, max_bytes=2 * 1024**2) as store:
-        await store.sweep(set)
-        assert 5 <= len(await ids(store, limit=1000)) < 40
-    assert path.stat().st_size <= 2 * 1024**2 < before_bytes
-
-
 async def test_records_come_back_after_a_disk_that_was_read_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -324,24 +324,6 @@ async def test_logprobs_are_shown_and_not_gone_on_with() -> None:
         assert [part["logprobs"] for part in listed[1]["content"]] == [[]]
 
 
-async def test_a_response_of_an_earlier_release_is_gone_on_with(tmp_path: Path) -> None:
-    jobs_path = tmp_path / "jobs.sqlite"
-    async with router_rig(jobs_path=str(jobs_path)) as rig:
-        _, made = await post(rig)
-        _, cut = await post(rig)
-    with sqlite3.connect(jobs_path) as earlier:
-        earlier.execute("UPDATE jobs SET state = 'cancelled' WHERE id = ?", (cut["id"],))
-        earlier.execute("ALTER TABLE responses DROP COLUMN output")
-    earlier.close()
-    async with router_rig(jobs_path=str(jobs_path)) as rig:
-        await post(rig, input="more", previous_response_id=made["id"])
-        assert [one["content"] for one in rig.worker.streams[-1].request.messages or ()] == [
-            "hi", WHOLE, "more",
-        ]  # fmt: skip
-        shown = (await ask(rig, "GET", cut["id"]))[1]
-        assert (text_of(shown), shown["status"]) == (WHOLE, "cancelled")
-
-
 async def test_a_response_that_ends_late_is_deleted_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
