@@ -65,8 +65,9 @@ def not_running(home: Home) -> OperationError:
     pids = ", ".join(str(record.pid) for record in orphans)
     return OperationError(
         ErrorCode.NOT_RUNNING,
-        f"the supervisor is not running, but what it started still serves (pids {pids}): "
-        "`lmx start --take-over recorded` continues as it was, `lmx stop` ends it",
+        f"the supervisor is not running, but what it started still serves (pids {pids}). That of "
+        "`lmx start` or of a service is started again by itself within half a minute; otherwise "
+        "`lmx start --take-over recorded` continues as it was, and `lmx stop` ends it",
     )
 
 
