@@ -1,5 +1,6 @@
 # A formula for a Homebrew tap. A release fills in `url` and `sha256`: the source archive that
-# `make release` builds, and its checksum. docs/start/install.md says how to try it.
+# `make release` builds, and its checksum. docs/start/install.md says how to try it. It has no
+# service, because none of Homebrew's may take as long to end as lmx does: `lmx service` has.
 class Lmx < Formula
   include Language::Python::Virtualenv
 
@@ -20,13 +21,6 @@ class Lmx < Formula
            "--constraint", "constraints.txt", "--requirement", "deploy/requirements.txt", buildpath
     bin.install_symlink libexec/"bin/lmx"
     generate_completions_from_executable(bin/"lmx", "completion", shells: [:bash, :zsh, :fish])
-  end
-
-  service do
-    run [opt_bin/"lmx", "up", "--detached"]
-    keep_alive successful_exit: false
-    process_type :interactive
-    error_log_path var/"log/lmx.log"
   end
 
   test do

@@ -22,7 +22,7 @@ from lmx.protocol.errors import ErrorCode, LmxError, OperationError
 from lmx.protocol.free_text import terminal_text
 from lmx.protocol.host.imports import import_structlog, quick_imports
 from lmx.protocol.host.log_files import append_to
-from lmx.supervisor.cli.service.units import LABEL, LABEL_OF_HOMEBREW
+from lmx.supervisor.cli.service.units import LABEL
 from lmx.supervisor.sockets.http_client import Remote
 from lmx.supervisor.state.home import Home
 
@@ -110,7 +110,7 @@ def for_launchd(status: Exit, environment: Mapping[str, str]) -> tuple[Exit, flo
     for which it should not: with a supervisor that runs already it must look done, and a
     configuration is not corrected within seconds.
     """
-    if environment.get("XPC_SERVICE_NAME") not in (LABEL, LABEL_OF_HOMEBREW):
+    if environment.get("XPC_SERVICE_NAME") != LABEL:
         return status, 0.0
     if status is Exit.ALREADY_RUNNING:
         return Exit.OK, 0.0

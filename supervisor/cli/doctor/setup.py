@@ -13,7 +13,7 @@ from lmx.protocol.wire.endpoints import SOCKET_PATH_LIMIT_BYTES
 from lmx.supervisor.cli.doctor.lines import Line, Verdict
 from lmx.supervisor.cli.doctor.ranks import check_ranks
 from lmx.supervisor.cli.doctor.system import System
-from lmx.supervisor.cli.service.units import LABEL, LABEL_OF_HOMEBREW
+from lmx.supervisor.cli.service.units import LABEL
 from lmx.supervisor.config.extras import install_line
 from lmx.supervisor.config.load import exposed_keys
 from lmx.supervisor.config.schema import Config
@@ -211,10 +211,9 @@ def check_service(system: System) -> Line:
     if system.platform == "darwin":
         user = (system.run("/usr/bin/id", "-u") or "").strip()
         kinds = [
-            f"{kind}{by}"
+            kind
             for kind, domain in (("an agent", f"gui/{user}"), ("a daemon", "system"))
-            for label, by in ((LABEL, ""), (LABEL_OF_HOMEBREW, " (Homebrew's)"))
-            if system.run("/bin/launchctl", "print", f"{domain}/{label}") is not None
+            if system.run("/bin/launchctl", "print", f"{domain}/{LABEL}") is not None
         ]
         there = bool(kinds)
         measured = f"launchd runs it as {' and '.join(kinds)}" if there else "launchd has none"

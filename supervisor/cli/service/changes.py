@@ -19,7 +19,6 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.supervisor.cli.command import remote_place
 from lmx.supervisor.cli.service.managers import Launchd, Manager, Owner, Systemd, call
 from lmx.supervisor.cli.service.units import (
-    LABEL_OF_HOMEBREW,
     WRITTEN_BY,
     ServiceSettings,
     left_out,
@@ -294,17 +293,6 @@ def _refuse_second(manager: Manager) -> None:
             f"a {other.kind} is installed ({other.path}), and only one can serve this home: "
             f"`{_again(other, 'uninstall')}` first",
         )
-    if not isinstance(manager, Launchd):
-        return
-    for one in (manager, other):
-        path = one.path.with_name(f"{LABEL_OF_HOMEBREW}.plist")
-        if path.exists():
-            sudo = "sudo " if one.system else ""
-            raise OperationError(
-                ErrorCode.ALREADY_RUNNING,
-                f"Homebrew has a service of lmx ({path}), and only one can serve this home: "
-                f"`{sudo}brew services stop lmx` first",
-            )
 
 
 def _refuse_by_hand(manager: Manager) -> None:

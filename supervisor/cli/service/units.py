@@ -9,8 +9,6 @@ from typing import Any, Final
 
 LABEL: Final = "com.lmx.supervisor"
 """The name of the service in launchd."""
-LABEL_OF_HOMEBREW: Final = "homebrew.mxcl.lmx"
-"""Its name where `brew services` has installed it."""
 UNIT: Final = "lmx.service"
 """The name of the service in systemd."""
 

@@ -234,21 +234,6 @@ def test_with_sudo_the_other_service_is_that_of_the_user(
         changes._refuse_second(manager)
 
 
-@pytest.mark.parametrize("folder", ["/Library/LaunchDaemons", "Library/LaunchAgents"])
-def test_homebrew_s_service_is_the_second_one(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(changes, "PLATFORM", "darwin")
-    owner = Owner("bob", 1234, tmp_path)
-    agent, daemon = (changes._manager_of(owner, system=system) for system in (False, True))
-    found = tmp_path / folder / "homebrew.mxcl.lmx.plist"
-    monkeypatch.setattr(Path, "exists", lambda path: path == found)
-    for manager in (agent, daemon):
-        with pytest.raises(OperationError, match="brew services stop lmx` first") as caught:
-            changes._refuse_second(manager)
-        assert ("`sudo brew" in caught.value.message) is (folder == "/Library/LaunchDaemons")
-
-
 def test_an_agent_of_launchd_from_install_to_uninstall(
     machine: UserHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:

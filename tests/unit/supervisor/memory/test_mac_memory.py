@@ -344,10 +344,9 @@ def test_a_mac_counts_too_much_to_limit_what_is_mapped(
 
 
 def test_launchd_is_not_asked_to_try_in_vain() -> None:
-    for label in ("com.lmx.supervisor", "homebrew.mxcl.lmx"):
-        agent = {"XPC_SERVICE_NAME": label}
-        assert for_launchd(Exit.ALREADY_RUNNING, agent) == (Exit.OK, 0.0)
-        assert for_launchd(Exit.CONFIG_INVALID, agent) == (Exit.CONFIG_INVALID, 60.0)
-        assert for_launchd(Exit.FAILED, agent) == (Exit.FAILED, 0.0)
+    agent = {"XPC_SERVICE_NAME": "com.lmx.supervisor"}
+    assert for_launchd(Exit.ALREADY_RUNNING, agent) == (Exit.OK, 0.0)
+    assert for_launchd(Exit.CONFIG_INVALID, agent) == (Exit.CONFIG_INVALID, 60.0)
+    assert for_launchd(Exit.FAILED, agent) == (Exit.FAILED, 0.0)
     for environment in ({}, {"XPC_SERVICE_NAME": "0"}):
         assert for_launchd(Exit.ALREADY_RUNNING, environment) == (Exit.ALREADY_RUNNING, 0.0)

@@ -151,8 +151,6 @@ def test_reports_that_only_administrators_may_see_are_not_called_none(
         ((), NOTE, "launchd has none"),
         (("gui/501/com.lmx.supervisor",), OK, "an agent"),
         (("system/com.lmx.supervisor",), OK, "a daemon"),
-        (("gui/501/homebrew.mxcl.lmx",), OK, "an agent (Homebrew's)"),
-        (("system/homebrew.mxcl.lmx",), OK, "a daemon (Homebrew's)"),
     ],
 )
 def test_a_service_of_launchd_is_an_agent_or_a_daemon(
