@@ -68,11 +68,11 @@ async def listed_for(request: web.Request, *, openai: bool = True) -> Directory:
     """Return the models that a request may name, those of peers among them, and unless ``openai``
     is false those of servers that have OpenAI's API alone. A peer gets those of this machine alone.
     Raises as :func:`directory_for` does."""
-    services = request.app[SERVICES]
+    services, key = request.app[SERVICES], request[CONTEXT].grant
     directory = await services.supervisor.directory()
     if FORWARDED_HEADER not in request.headers:
-        directory = await services.peers.listed(directory, openai=openai)
-    return directory.limited_to(request[CONTEXT].grant)
+        directory = await services.peers.listed(directory, key, openai=openai)
+    return directory.limited_to(key)
 
 
 def directory_without_key(request: web.Request) -> tuple[Directory | None, bool]:

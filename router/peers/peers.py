@@ -94,10 +94,11 @@ class Peers:
         states = (link.state for link in self.links)
         return tuple(one.model_id for state in states if state is not None for one in state.models)
 
-    async def listed(self, directory: Directory, *, openai: bool) -> Directory:
+    async def listed(self, directory: Directory, key: ApiKey | None, *, openai: bool) -> Directory:
         """Return the models of this machine, and those of the peers that answer and that it has
         not. A model of several peers is the first one's. ``openai`` is whether those of servers
-        that have OpenAI's API alone are among them."""
+        that have OpenAI's API alone are among them. ``key`` decides where routes lead, and not yet
+        which models are listed."""
         if not self.links:
             return directory
         from lmx.router.peers.link import first_answers
@@ -116,11 +117,12 @@ class Peers:
             for model in () if link.state is None else link.state.models:
                 if model.available:
                     views.setdefault(model.model_id, shown(model, link.name))
-        # A route leads to peers' models only where this machine has none for it.
+        # A route leads to peers' models only where this machine has none for it and the key.
+        own = directory.limited_to(key)
         routes = [
             Route(name, tuple(one.model_id for one in found))
             for name in ROUTE_NAMES
-            if (found := route_models(directory, name))
+            if (found := route_models(own, name))
         ]
         snapshot = directory.snapshot
         return Directory.of(

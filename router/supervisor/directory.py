@@ -17,10 +17,11 @@ from lmx.router.http.endpoint import Access
 from lmx.router.http.keys import Verdict
 
 _LISTED_IDS = 20
+"""Model ids that a "no such model" error lists."""
+
 _NO_MODEL: Final = (
     "No model is served yet: on lmx's machine, `lmx pull qwen3-8b` downloads one and serves it."
 )
-"""Model ids that a "no such model" error lists."""
 
 _PATH_STARTS: Final = ("/", ".", "~")
 """How a source begins that is a path; any other is `org/name` with an optional `@revision`."""

@@ -725,6 +725,13 @@ async def test_a_route_is_listed_as_requests_for_it_are_answered() -> None:
             _, listed = await a.json("GET", "/v1/models")
             windows = {one["slug"]: one["context_window"] for one in listed["models"]}
             assert (windows["auto"], windows[REMOTE]) == (context, 2048)
+        # A key for none of this machine's models leads to those of peers, in both.
+        far_key = replace(ApiKey.of_secret(CLIENT_KEY, "far"), models=(REMOTE,))
+        a.router.keys.put(Keyring.of((far_key,)))
+        await a.publish(own, default=MODEL)
+        assert (await a.chat_json(model="auto"))[0] == 200
+        status, auto = await a.json("GET", "/v1/models/auto")
+        assert (status, auto.get("id")) == (200, REMOTE), auto
 
 
 async def test_models_of_another_server_are_listed_where_they_can_be_asked() -> None:
