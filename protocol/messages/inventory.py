@@ -168,3 +168,6 @@ class Deleted:
     model_id: str
     freed_bytes: int
     """The size of the files that were deleted."""
+    forgotten: tuple[str, ...] = ()
+    """The models that were served from these files, and are served no more: they were added or
+    downloaded, and the configuration does not name them."""

@@ -111,6 +111,8 @@ class DeleteAnswer(Answer):
     success: Literal[True]
     model_id: str
     freed_bytes: int
+    forgotten: tuple[str, ...]
+    """The models that are served no more."""
 
 
 async def loaded(request: web.Request, name: str, context_length: int | None = None) -> ModelView:
@@ -344,5 +346,10 @@ async def delete_model(request: web.Request) -> web.Response:
     with params_named(_MODEL_FIELD):
         deleted = await ask(services.supervisor, question, Deleted, _DELETE_DEADLINE_S)
     return json_value(
-        DeleteAnswer(success=True, model_id=deleted.model_id, freed_bytes=deleted.freed_bytes)
+        DeleteAnswer(
+            success=True,
+            model_id=deleted.model_id,
+            freed_bytes=deleted.freed_bytes,
+            forgotten=deleted.forgotten,
+        )
     )

@@ -432,6 +432,8 @@ def delete_model(place: Place, model: str, *, force: bool) -> None:
 
         deleted = delete(place, own_config(None), model, notice)
     click.echo(f"deleted {deleted.model_id}: {format_bytes(deleted.freed_bytes)} freed")
+    if others := [name for name in deleted.forgotten if name != deleted.model_id]:
+        click.echo(f"served no more, because they had these files: {', '.join(others)}")
 
 
 def _watch(place: Place, view: DownloadView) -> DownloadView:

@@ -88,7 +88,7 @@ class Deletion:
                 for model_id in dict.fromkeys((*ids, *users(gone, self._served(), repos))):
                     self._core.files_changed(model_id)
             self._downloads.forget(gone)
-            self._forget(ids)
+            forgotten = self._forget(ids)
         deleted = target.model_id if isinstance(target, Served) else name
         self._events.note(
             "model.deleted",
@@ -96,7 +96,7 @@ class Deletion:
             f"its files are gone: {format_bytes(freed_bytes)} are free",
             freed_bytes=freed_bytes,
         )
-        return Deleted(deleted, freed_bytes)
+        return Deleted(deleted, freed_bytes, forgotten)
 
     def _served(self) -> tuple[Served, ...]:
         return tuple(_served(slot) for slot in self._core.slots.values() if not slot.life.removed)
@@ -176,13 +176,17 @@ class Deletion:
                 return
             await asyncio.sleep(_POLL_S)
 
-    def _forget(self, ids: tuple[str, ...]) -> None:
+    def _forget(self, ids: tuple[str, ...]) -> tuple[str, ...]:
+        """Serve the added ones of these models no more, and return them."""
         now_s = time.monotonic()
+        forgotten = []
         for model_id in ids:
             slot = self._core.slots.get(model_id)
             if slot is not None and slot.added and not slot.life.removed:
                 self._added.remove(model_id, now_s)
+                forgotten.append(model_id)
         self._core.flush(now_s)
+        return tuple(forgotten)
 
 
 def _served(slot: Slot) -> Served:

@@ -86,9 +86,11 @@ async def _delete(home: Home, config: Config, name: str) -> Deleted:
     file = DownloadFile(home.downloads)
     kept = [each for each in file.load() if not gone.includes(each)]
     file.save(DownloadFile.values_of(kept))
-    if any(each in added for each in ids):
+    forgotten = tuple(each for each in ids if each in added)
+    if forgotten:
         added_file.save({key: model for key, model in added.items() if key not in ids})
-    return Deleted(target.model_id if isinstance(target, Served) else name, freed_bytes)
+    deleted = target.model_id if isinstance(target, Served) else name
+    return Deleted(deleted, freed_bytes, forgotten)
 
 
 def _target(config: Config, name: str) -> Served | str:

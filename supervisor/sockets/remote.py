@@ -221,7 +221,8 @@ def _delete(api: _Api, question: inventory.DeleteModel) -> inventory.Deleted:
     answer = api.call(
         "DELETE", f"/admin/models/{quote(question.model_id)}", query=query, limit_s=DELETE_S
     )
-    return inventory.Deleted(answer["model_id"], answer["freed_bytes"])
+    forgotten = tuple(answer.get("forgotten", ()))
+    return inventory.Deleted(answer["model_id"], answer["freed_bytes"], forgotten)
 
 
 def _events(api: _Api, question: control.GetEvents) -> control.EventList:

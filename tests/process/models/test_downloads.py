@@ -153,8 +153,13 @@ def test_one_file_is_served_by_its_own_name(hub: FakeHub, lmx: Rig) -> None:
     assert available(lmx)["org/files"].model_id is None
     served: DownloadView = lmx.ask(StartDownload("org/files", filename="Small-1B-Q8.gguf"))
     assert (served.status, served.model_id) == (DownloadStatus.COMPLETED, "small-1b")
-    deleted = lmx.ask(DeleteModel("small-1b"))
-    assert deleted.freed_bytes >= len(files["Small-1B-Q8.gguf"])
+    removed = lmx.cli("rm", "org/files")
+    assert removed.returncode == 0, removed
+    freed, forgotten = removed.stdout.splitlines()
+    assert (freed.startswith("deleted org/files: "), forgotten.endswith(": small-1b")) == (
+        True,
+        True,
+    )
     assert "org/files" not in available(lmx)
 
 

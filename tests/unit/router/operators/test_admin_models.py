@@ -344,12 +344,17 @@ async def test_an_unknown_model_is_404_and_a_slow_end_504() -> None:
 )
 async def test_a_model_is_deleted(path: str, question: DeleteModel) -> None:
     async with admin_rig() as rig:
-        rig.supervisor.replies[DeleteModel] = lambda one: Deleted(one.model_id, 1610612736)
+        rig.supervisor.replies[DeleteModel] = lambda one: Deleted(one.model_id, 7, ("q4", "q8"))
         status, body = await rig.admin("DELETE", f"/admin/models/{path}")
         assert rig.asked(DeleteModel) == [question]
     assert (status, body) == (
         200,
-        {"success": True, "model_id": question.model_id, "freed_bytes": 1610612736},
+        {
+            "success": True,
+            "model_id": question.model_id,
+            "freed_bytes": 7,
+            "forgotten": ["q4", "q8"],
+        },
     )
 
 
