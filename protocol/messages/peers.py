@@ -20,8 +20,8 @@ class PeerKind(StrEnum):
     load."""
 
 
-FINGERPRINT: Final = "([0-9a-f]{64})?"
-"""What a peer's certificate is known by; empty for a version of lmx that shows none."""
+FINGERPRINT: Final = "[0-9a-f]{64}"
+"""What a peer's certificate is known by."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,6 @@ _POLL_S: Final = 0.5
 _ANSWER_S: Final = 30.0
 _ROUTER_S: Final = 5.0
 _FIND_S: Final = 3.0
-_PLAIN: Final = (
-    "The other machine has an older lmx, so that what they send each other is plain HTTP: "
-    "docs/pairing.md says what to do in a network that you don't trust."
-)
 
 
 @click.command()
@@ -140,8 +136,6 @@ def _take_code(text: str) -> None:
             "uses the other.",
             err=True,
         )
-    if peer.url.startswith("http:"):
-        click.echo(_PLAIN, err=True)
 
 
 def _exchange(

@@ -73,7 +73,6 @@ class _Other:
     port: int
     key: str
     certificate: str
-    """Empty: it is of a version that has none."""
 
     @classmethod
     def of(cls, found: Any) -> "_Other":
@@ -84,7 +83,7 @@ class _Other:
                 found["host"],
                 found["port"],
                 found["key"],
-                found.get("certificate", ""),
+                found["certificate"],
             )
             fits = (
                 _NAME.fullmatch(other.name)
@@ -247,8 +246,6 @@ class PairingCommands:
         content = {"key": made.secret, "url": url, "certificate": own.certificate}
         sealed = secret.seal("shower", content)
         detail = f"paired with {other.name} ({peer.url})"
-        if not peer.certificate:
-            detail += ": it has an older lmx, so that all they send each other is plain HTTP"
         if url is None:
             detail = (
                 f"{other.name} is paired and uses this machine, which can't reach it: it listens "

@@ -68,8 +68,7 @@ def _made() -> str:
 def pinned(name: str, url: str, key: str, certificate: str) -> Peer:
     """Return the peer at an address by which the machines were paired. From now on it is asked over
     TLS, and believed with this certificate alone. The certificate of an address that was ``https``
-    already is that of the proxy which answers there, and an authority's. Without a certificate, all
-    stays plain. Pure."""
-    if not certificate or not url.startswith("http://"):
+    already is that of the proxy which answers there, and an authority's. Pure."""
+    if not url.startswith("http://"):
         return Peer(name, url, key=key)
     return Peer(name, f"https://{url.removeprefix('http://')}", key=key, certificate=certificate)

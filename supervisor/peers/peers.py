@@ -106,6 +106,6 @@ def _parse(found: Any) -> tuple[Peer, ...]:
         peers = tuple(from_map(Peer, entry, "peer") for entry in found["peers"])
     except ProtocolError as error:
         raise ValueError(error.message) from error
-    if not all(re.fullmatch(FINGERPRINT, peer.certificate) for peer in peers):
+    if any(peer.certificate and not re.fullmatch(FINGERPRINT, peer.certificate) for peer in peers):
         raise ValueError("a peer's certificate is no SHA-256")
     return peers

@@ -163,7 +163,13 @@ async def test_what_was_recorded_is_of_no_use_and_a_revoked_key_opens_nothing(
         public, nonce = (base64.b64decode(found[name]) for name in ("public", "nonce"))
         said = Said(found["exchange_id"], found["machine"], own.public, own.nonce, public, nonce)
         secret = Secret(own, public, said, code)
-        content = {"name": "desk", "host": "127.0.0.1", "port": 9, "key": "x" * 40}
+        content = {
+            "name": "desk",
+            "host": "127.0.0.1",
+            "port": 9,
+            "key": "x" * 40,
+            "certificate": "0" * 64,
+        }
         proof = {
             "exchange_id": said.exchange_id,
             "proof": text(secret.proof("taker")),
