@@ -67,6 +67,17 @@ async def test_a_reader_that_fails_costs_one_answer(
     await again.wait_closed()
 
 
+async def test_a_file_is_there_with_all_of_its_parts(tmp_path: Path) -> None:
+    first, second = (tmp_path / f"m-0000{number}-of-00002.gguf" for number in (1, 2))
+    first.touch()
+    inspector = Inspector(Home(tmp_path), 60.0)
+    assert not await inspector.is_whole(first)
+    second.touch()
+    assert await inspector.is_whole(first)
+    assert not await inspector.is_whole(tmp_path / ("a" * 5000))
+    await inspector.wait_closed()
+
+
 async def test_what_an_engine_prints_is_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
