@@ -107,7 +107,8 @@ def drained_error(model_id: str) -> UnavailableError:
     """Return the error for a request to a model that an operator holds down."""
     return UnavailableError(
         ErrorCode.MODEL_DRAINED,
-        f"{model_id} was drained by an operator and takes no request until `lmx load {model_id}`",
+        f"{model_id} was drained by an operator and takes no request until "
+        f"`lmx undrain {model_id}` or `load {model_id}`",
         retry_after_s=_BY_OPERATOR_S,
     )
 
