@@ -52,7 +52,7 @@ class MetricsAnswer(Answer):
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """Return the metrics. ``/metrics`` needs no key if only this machine can ask."""
+    """Return the metrics. ``/metrics`` needs no key on loopback until models need one."""
     services = request.app[SERVICES]
     status, downloads, batches = await asyncio.gather(
         _answered(services, GetStatus(), Status),
