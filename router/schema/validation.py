@@ -38,6 +38,7 @@ _TYPES: Final = {
     "int_parsing": "an integer",
     "bool_parsing": "a boolean",
     "list_type": "an array",
+    "tuple_type": "an array",
     "dict_type": "an object",
     "model_type": "an object",
     "model_attributes_type": "an object",

@@ -3,6 +3,7 @@ wrong, and a server that goes on."""
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -320,7 +321,14 @@ def declared_faults(schema: type[BaseModel]) -> Iterator[tuple[str, Any, ErrorCo
             yield name, outside(form[bound]), ErrorCode.INVALID_VALUE, words.format(limit)
 
 
-@pytest.mark.parametrize(("schema", "parse", "valid"), SCHEMAS)
+OF_OPERATORS: list[tuple[type[BaseModel], Callable[[dict[str, Any]], Any], dict[str, Any]]] = [
+    (schema, partial(validated, schema), EXAMPLES[schema.__name__])
+    for schema in {endpoint.request: None for endpoint in ROUTES}
+    if schema is not None and schema not in [known for known, _, _ in SCHEMAS]
+]
+
+
+@pytest.mark.parametrize(("schema", "parse", "valid"), SCHEMAS + OF_OPERATORS)
 def test_each_field_is_of_its_type_and_within_its_bounds(
     schema: type[BaseModel], parse: Callable[[dict[str, Any]], Any], valid: dict[str, Any]
 ) -> None:
@@ -331,6 +339,10 @@ def test_each_field_is_of_its_type_and_within_its_bounds(
         assert (caught.value.param, caught.value.code) == (name, code)
         assert words in caught.value.message
         assert len(caught.value.message) < 300
+    for name in schema.model_json_schema().get("required", ()):
+        with pytest.raises(RequestError) as caught:
+            parse({other: valid[other] for other in valid if other != name})
+        assert (caught.value.param, caught.value.code) == (name, ErrorCode.MISSING_PARAMETER)
 
 
 def names_of(schema: type[BaseModel]) -> list[str]:
