@@ -81,12 +81,6 @@ def test_an_echo_may_be_all_of_an_answer() -> None:
         assert (generate.max_tokens, generate.prompt_logprobs) == (0, 0)
 
 
-def test_a_prompt_is_required() -> None:
-    with pytest.raises(RequestError) as caught:
-        parse_completion({"messages": []})
-    assert (caught.value.param, caught.value.code) == ("prompt", ErrorCode.MISSING_PARAMETER)
-
-
 def test_every_harmless_value_passes() -> None:
     for name, values in COMPLETION.items():
         for value in values:

@@ -54,11 +54,8 @@ async def test_infill_answers_as_llama_cpp_does() -> None:
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("/infill", {"input_prefix": "a"}, "input_suffix"),
-    ("/infill", {"input_suffix": "a"}, "input_prefix"),
     ("/infill", {**GAP, "input_extra": [{"filename": "a"}]}, "input_extra[0].text"),
     ("/infill", {**GAP, "input_extra": [{"text": "a"}] * 1025}, "input_extra"),
-    ("/infill", {**GAP, "prompt": [1]}, "prompt"),
-    ("/infill", {**GAP, "n_predict": -3}, "n_predict"),
     ("/infill", {**GAP, "grammar": 'root ::= "a"'}, "grammar"),
     ("/infill", {**GAP, "json_schema": {}}, "json_schema"),
     ("/infill", {**GAP, "n_probs": 3}, "n_probs"),

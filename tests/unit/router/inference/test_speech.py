@@ -88,17 +88,12 @@ async def test_the_sound_may_come_as_events(rig: Rig) -> None:
     ("fields", "param"),
     [
         ({"input": None}, "input"),
-        ({"input": ""}, "input"),
         ({"input": " \n"}, "input"),
-        ({"input": "a" * 4097}, "input"),
-        ({"input": ["a"]}, "input"),
         ({"voice": ""}, "voice"),
         ({"voice": 3}, "voice"),
         ({"voice": {"name": "a"}}, "voice.id"),
         ({"response_format": "mp4"}, "response_format"),
-        ({"speed": 0.2}, "speed"),
         ({"speed": 5}, "speed"),
-        ({"speed": "fast"}, "speed"),
         ({"stream_format": "chunks"}, "stream_format"),
     ],
 )

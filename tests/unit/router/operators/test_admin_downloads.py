@@ -150,8 +150,6 @@ async def test_one_that_fails_at_once_is_an_error(
     ("body", "param"),
     [
         ({"filename": "x"}, "repo_id"),
-        ({"repo_id": ["x"]}, "repo_id"),
-        ({"repo_id": "a/b", "filename": 1}, "filename"),
         ({"repo_id": "a/b", "revision": ""}, "revision"),
     ],
 )

@@ -244,13 +244,7 @@ async def test_who_leaves_does_not_stop_the_load() -> None:
     ("body", "code", "param"),
     [
         ({"max_context_length": 5}, "missing_required_parameter", "model_id"),
-        ({"model_id": 5}, "invalid_type", "model_id"),
-        ({"model_id": ""}, "invalid_value", "model_id"),
-        ({"model_id": "x" * 600}, "invalid_value", "model_id"),
-        ({"model_id": "a", "max_context_length": "5"}, "invalid_type", "max_context_length"),
         ({"model_id": "a", "max_context_length": 0}, "invalid_value", "max_context_length"),
-        ({"model_id": "a", "max_context_length": True}, "invalid_type", "max_context_length"),
-        ({"model_id": "a", "gpu_layers": 1.5}, "invalid_type", "gpu_layers"),
         ({"model_id": "a", "gpu_layers": -2}, "invalid_value", "gpu_layers"),
     ],
 )

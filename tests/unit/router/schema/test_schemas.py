@@ -40,7 +40,6 @@ def with_part(part: Any) -> dict[str, Any]:
 
 
 BAD: list[tuple[dict[str, Any], str, ErrorCode, str]] = [
-    ({}, "messages", MISSING, "required"),
     ({"messages": None}, "messages", TYPE, "an array"),
     ({"messages": ["hi"]}, "messages[0]", TYPE, "an object"),
     ({"messages": [{"content": "x"}]}, "messages[0].role", MISSING, "required"),
