@@ -61,17 +61,15 @@ def _run(benchmark: str, checkout: Path, arguments: Sequence[Path]) -> Any:
     own = checkout / ".venv" / "bin" / "python"
     with tempfile.TemporaryDirectory() as packages:
         (Path(packages) / "lmx").symlink_to(checkout)
-        tests, support = Path(packages) / "tests", checkout / "tests" / "support"
+        tests = Path(packages) / "tests"
         tests.mkdir()
         (tests / "__init__.py").touch()
         (tests / "bench").symlink_to(ROOT / "tests" / "bench")
-        (tests / "support").symlink_to(support)
-        # Checkouts from before the tests were a package import what is beside it by its bare name.
-        search = [packages, *support.iterdir()]
+        (tests / "support").symlink_to(checkout / "tests" / "support")
         module = f"tests.bench.{Path(benchmark).stem}"
         done = subprocess.run(
             [own if own.exists() else sys.executable, "-m", module, _ONE, *arguments],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, search))},
+            env=os.environ | {"PYTHONPATH": packages},
             cwd=packages,
             stdout=subprocess.PIPE,
             text=True,

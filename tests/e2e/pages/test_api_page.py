@@ -1,24 +1,12 @@
 """The page that describes the API, in a real browser."""
 
-import asyncio
-import time
-from typing import Any
-
 import pytest
 
-from tests.support.clients.chromium import Page, chromium, require_chromium
+from tests.support.clients.chromium import chromium, require_chromium
+from tests.support.clients.console_page import until
 from tests.support.rigs.rig import Rig
 
 pytestmark = pytest.mark.long
-
-
-async def until(page: Page, script: str, what: str, deadline_s: float = 90.0) -> Any:
-    """What a script comes to, as soon as that is true."""
-    end_s = time.monotonic() + deadline_s
-    while not (value := await page.run(script)):
-        assert time.monotonic() < end_s, what
-        await asyncio.sleep(0.05)
-    return value
 
 
 async def test_the_page_of_the_api_takes_a_file_for_a_transcription(scripted_server: Rig) -> None:
