@@ -24,7 +24,6 @@ A projector file for vision (mmproj) is not supported: a multimodal GGUF is refu
 """
 
 import math
-import shutil
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -46,7 +45,7 @@ from lmx.supervisor.fetch.conversion_form import (
     conversion_form,
     output_bytes,
 )
-from lmx.supervisor.fetch.made_folder import is_complete, make_once
+from lmx.supervisor.fetch.made_folder import check_room, is_complete, make_once
 from lmx.supervisor.fetch.progress import gb
 from lmx.supervisor.memory.files import (
     STAMP_NAME,
@@ -266,7 +265,6 @@ def _convert(source: Path, target: Path, form: Form) -> bool:
 
 
 MAGIC = b"GGUF"
-SPARE_BYTES = 1 << 28
 # llama.cpp's types that are not quantised.
 _FLOAT_TYPES = frozenset({"F32", "F16", "BF16", "F64"})
 
@@ -332,7 +330,9 @@ def fetch_gguf(
     form = conversion_form(platform, facts, memory_bytes)
 
     def make(made: Path) -> dict[str, Any]:
-        _check_disk(source, models_dir, output_bytes(form, facts))
+        made_bytes = output_bytes(form, facts)
+        needed_bytes = made_bytes + min(made_bytes, SHARD_BYTES)
+        check_room(models_dir, f"the conversion of {source.name}", needed_bytes)
         (convert or run_gguf2mlx)(source, made, form, report)
         return {}
 
@@ -397,14 +397,3 @@ def _stamp_of(source: Path, facts: GgufFacts, form: Form) -> dict[str, Any]:
 
 def _report_wait(report: Report, source: Path) -> None:
     report("convert", None, f"another process is converting {source.name}")
-
-
-def _check_disk(source: Path, models_dir: Path, made_bytes: int) -> None:
-    needed_bytes = made_bytes + min(made_bytes, SHARD_BYTES) + SPARE_BYTES
-    free_bytes = shutil.disk_usage(models_dir).free
-    if free_bytes < needed_bytes:
-        raise OperationError(
-            ErrorCode.INSUFFICIENT_DISK,
-            f"the conversion of {source.name} needs {gb(needed_bytes)} in {models_dir}, which has "
-            f"{gb(free_bytes)} free: free some space there",
-        )

@@ -15,10 +15,12 @@ from typing import Any, Final
 
 from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.protocol.host.quarantine_file import quarantine_file
+from lmx.supervisor.fetch.progress import gb
 from lmx.supervisor.memory.files import STAMP_NAME, file_sizes, read_stamp, whole_conversion
 from lmx.supervisor.state.home import make_models_folder
 
 _POLL_S: Final = 1.0
+_SPARE_BYTES: Final = 1 << 28
 RESULT: Final = "result"
 """The entry of a stamp that says what came out, and not what the folder was made from."""
 _FILES: Final = "files"
@@ -58,6 +60,18 @@ def make_once(
             ErrorCode.INSUFFICIENT_DISK, f"the disk of {folder} got full: free some space there"
         ) from error
     return target
+
+
+def check_room(folder: Path, what: str, needed_bytes: int) -> None:
+    """Raise `OperationError` (insufficient_disk) if ``folder`` has no room for ``what``."""
+    make_models_folder(folder)
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes + _SPARE_BYTES:
+        raise OperationError(
+            ErrorCode.INSUFFICIENT_DISK,
+            f"{what} takes about {gb(needed_bytes)}, and {folder} has {gb(free_bytes)} free: free "
+            "some space there",
+        )
 
 
 def is_complete(folder: Path, stamp: Mapping[str, Any]) -> bool:

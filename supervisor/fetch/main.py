@@ -59,9 +59,9 @@ from lmx.supervisor.fetch.conversion_form import Platform
 from lmx.supervisor.fetch.file import LONGEST_WAIT_S, HubFile
 from lmx.supervisor.fetch.heads import fetch_model_heads
 from lmx.supervisor.fetch.hub import fetch_hub, free_space, look_up, search, snapshot_folder
+from lmx.supervisor.fetch.made_folder import check_room
 from lmx.supervisor.fetch.progress import Phase
 from lmx.supervisor.fetch.quantize import (
-    check_disk,
     fetch_quantized,
     fit_to_quantize,
     is_quantized,
@@ -213,8 +213,10 @@ class Quantizing:
         if look["problem_code"] == ErrorCode.MODEL_SOURCE_INVALID:
             raise OperationError(ErrorCode.MODEL_SOURCE_INVALID, str(look["problem"]), param="bits")
         if made_bytes := int(look["made_bytes"] or 0):
-            download_bytes = 0 if "made_folder" in look else int(look["missing_bytes"] or 0)
-            check_disk(name, self.models_dir, made_bytes, download_bytes)
+            what, download_bytes = f"quantized, {name}", int(look["missing_bytes"] or 0)
+            if download_bytes and "made_folder" not in look:
+                what, made_bytes = f"{what} with its download", made_bytes + download_bytes
+            check_room(self.models_dir, what, made_bytes)
 
     def _of_gguf(self, file: Path, name: str) -> Path:
         _keep_mlx_out()

@@ -8,7 +8,6 @@ after.
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path, PurePath
@@ -26,16 +25,14 @@ from lmx.protocol.states import ModelKind, QuantizedBits
 from lmx.supervisor.config.secret_variables import without_keys
 from lmx.supervisor.config.sources import file_hash, quantized_name
 from lmx.supervisor.fetch.conversion_form import Platform
-from lmx.supervisor.fetch.made_folder import RESULT, is_complete, locked, make_once
+from lmx.supervisor.fetch.made_folder import RESULT, check_room, is_complete, locked, make_once
 from lmx.supervisor.fetch.progress import Report, gb
 from lmx.supervisor.fetch.quantized_form import quantized_bytes, refuse_unfit
 from lmx.supervisor.memory.files import STAMP_NAME
 from lmx.supervisor.memory.quantized import quantized_words
 from lmx.supervisor.memory.system import read_memory
-from lmx.supervisor.state.home import make_models_folder
 
 PROGRAM: Final = (sys.executable, "-P", "-m", "lmx.worker.mlx.quantizing.main")
-_SPARE_BYTES: Final = 1 << 28
 _MEASURED_TOKENS: Final = 2000
 _LOGIT_BYTES: Final = 8
 """In the model's type, and what is computed from them."""
@@ -73,7 +70,7 @@ def fetch_quantized(
             models_dir / ".quantizing.lock",
             lambda: report("convert", None, "another model is being quantized"),
         ):
-            check_disk(source, models_dir, made_bytes)
+            check_room(models_dir, f"quantized, {source}", made_bytes)
             _check_memory(source, made_bytes, config.vocabulary_tokens)
             return _run(folder, made, bits, source, report)
 
@@ -119,20 +116,6 @@ def _identity(folder: Path) -> list[list[Any]]:
     """Return what changes when the weights do."""
     files = weight_files(folder, ModelKind.CHAT)
     return [[file.resolve().name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-
-
-def check_disk(source: str, models_dir: Path, made_bytes: int, download_bytes: int = 0) -> None:
-    """Raise `OperationError` (insufficient_disk) if there is no room for the quantized model and
-    for what is downloaded to the same disk before."""
-    make_models_folder(models_dir)
-    free_bytes = shutil.disk_usage(models_dir).free
-    if free_bytes < made_bytes + download_bytes + _SPARE_BYTES:
-        before = f" after a download of {gb(download_bytes)}" if download_bytes else ""
-        raise OperationError(
-            ErrorCode.INSUFFICIENT_DISK,
-            f"quantized, {source} takes about {gb(made_bytes)}{before}, and {models_dir} has "
-            f"{gb(free_bytes)} free: free some space there",
-        )
 
 
 def _check_memory(source: str, made_bytes: int, vocabulary_tokens: int) -> None:

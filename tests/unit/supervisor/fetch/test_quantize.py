@@ -28,7 +28,7 @@ from lmx.supervisor.decisions.memory_reading import MemoryReading
 from lmx.supervisor.fetch import made_folder, quantize
 from lmx.supervisor.fetch import main as fetch_main
 from lmx.supervisor.fetch.conversion_form import Platform
-from lmx.supervisor.fetch.made_folder import locked
+from lmx.supervisor.fetch.made_folder import check_room, locked
 from lmx.supervisor.fetch.main import main
 from lmx.supervisor.fetch.progress import Phase
 from lmx.supervisor.fetch.quantized_form import quantized_bytes, refuse_unfit
@@ -232,7 +232,7 @@ def test_a_models_folder_on_a_disk_that_is_not_mounted_is_no_fault_of_the_model(
     models.symlink_to(tmp_path / "disk")
     makers: list[Callable[[], object]] = [
         lambda: run(folder, models),
-        lambda: quantize.check_disk("org/m", models, 0),
+        lambda: check_room(models, "org/m", 0),
     ]
     for make in makers:
         with pytest.raises(OperationError, match=r"is a link to .*/disk, .* mount it") as caught:
