@@ -25,6 +25,13 @@ _DEVICE_FAILURE: Final = ("[METAL]", "kIOGPU")
 """What mlx writes when Metal reports a failed command buffer. The words of mlx's own allocator
 begin with ``[metal::malloc]``, and concern one allocation."""
 
+UNFIT: Final = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
+    *(RuntimeError, TypeError, ValueError),
+)
+"""What the libraries raise in a trial of what a model can't do. A device that failed raises a
+``RuntimeError`` too."""
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error, or one of its causes, means that no memory was left.

@@ -39,7 +39,7 @@ def test_it_survives_a_restart(folder: Path, model: ToldModel) -> None:
     keep(cache, model, tokens + prompt(3, 60), "s")
     cache.close()
     again = PrefixCache(model.make_cache, on_disk(folder), "n")
-    assert again.bytes_held() == 0 and again.disk_bytes > 1420 * BYTES_A_TOKEN
+    assert again.bytes_held() == 0
     assert find(again, tokens + prompt(3, 61), "s") == 1360
     assert again.bytes_held() >= 1360 * BYTES_A_TOKEN
     files = sorted(folder.glob("*/*"))
@@ -183,7 +183,7 @@ def test_a_folder_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     cache = PrefixCache(PLAIN.make_cache, on_disk(tmp_path / "file" / "prefixes"), "n")
     keep(cache, PLAIN, prompt(1, 100))
-    assert find(cache, prompt(1, 100)) == 99 and cache.disk_bytes == 0
+    assert find(cache, prompt(1, 100)) == 99
 
 
 def test_a_disk_that_fails_is_done_without(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -323,7 +323,7 @@ class ScriptedEngine:
         asked = row.prompt[: len(row.prompt) - row.generated_tokens]
         last = _text_of(asked).split("\0")[-1]
         directive = _directive(last)
-        if last in self._answered and "again" in directive:
+        if last in self._answered and not row.generated_tokens and "again" in directive:
             directive = {**directive, "pieces": directive["again"]}
         self._answered.add(last)
         if row.adapter:

@@ -16,7 +16,7 @@ from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.device.gpu import on_gpu
 from lmx.worker.mlx.model.batch_slots import join
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states, logit_difference
-from lmx.worker.scheduling.engine_errors import is_device_failure
+from lmx.worker.scheduling.engine_errors import UNFIT, is_device_failure
 
 log = structlog.get_logger()
 
@@ -122,7 +122,7 @@ def _off(forward: Forward, shift: int) -> float:
     ]
     try:
         together = _logits(forward, *joined(rows), following)
-    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+    except UNFIT as error:
         if is_device_failure(error):
             raise
         raise _Unfit(str(error)) from error

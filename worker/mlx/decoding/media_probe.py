@@ -26,7 +26,7 @@ from lmx.worker.mlx.media.encoding import FeatureMismatchError, Features
 from lmx.worker.mlx.media.processor import to_mlx
 from lmx.worker.mlx.media.spans import MediaSpan, MediaSpans
 from lmx.worker.mlx.model.forward import Forward, cache_states, logit_difference
-from lmx.worker.scheduling.engine_errors import is_device_failure
+from lmx.worker.scheduling.engine_errors import UNFIT, is_device_failure
 
 log = structlog.get_logger()
 
@@ -38,13 +38,6 @@ _SIDE: Final = 112
 _FRAMES: Final = 4
 _RATE_HZ: Final = 16_000
 _PART_S: Final = 0.01
-
-_UNFIT: Final = (
-    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError),
-    *(NotImplementedError, RequestError, RuntimeError, TypeError, ValueError),
-    FeatureMismatchError,
-)
-"""What comes of a model that can't do it."""
 
 
 def probe_media(
@@ -61,7 +54,7 @@ def probe_media(
             prompt, other = (encode(_source(kind, needs, seed)) for seed in range(2))
             off = _off(plain, prompt)
             blind = not _differ(plain, prompt, other)
-        except _UNFIT as error:
+        except (*UNFIT, RequestError, FeatureMismatchError) as error:
             if is_device_failure(error):
                 raise
             log.warning("media.unsupported", kind=kind.value, reason=str(error), advice=_ADVICE)

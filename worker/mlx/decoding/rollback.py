@@ -27,15 +27,9 @@ from lmx.worker.mlx.decoding.prefill import PromptPrefill
 from lmx.worker.mlx.model.batch_slots import MOST_PADDING_TOKENS, SlottedKVCache
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states, logit_difference
 from lmx.worker.mlx.model.quantized_cache import BatchQuantizedCache, QuantizedCache
-from lmx.worker.scheduling.engine_errors import is_device_failure
+from lmx.worker.scheduling.engine_errors import UNFIT, is_device_failure
 
 log = structlog.get_logger()
-
-_FAULTS: Final = (
-    *(ArithmeticError, AssertionError, AttributeError, LookupError),
-    *(RuntimeError, TypeError, ValueError),
-)
-"""What the libraries raise in a trial of what they can't do."""
 
 _CUT: Final = (BatchKVCache, SlottedKVCache, BatchQuantizedCache)
 # Rounding moves logits by much less of their spread, a state that is wrong by much more.
@@ -190,7 +184,7 @@ def _fault(forward: Forward, rows: int, take: _Take) -> str | None:
     try:
         expected = _logits_after(forward, rows, _one_by_one)
         logits = _logits_after(forward, rows, take)
-    except _FAULTS as error:
+    except UNFIT as error:
         if is_device_failure(error):
             raise
         return str(error)
@@ -262,7 +256,7 @@ def _slips(forward: Forward, undo: Undo, kept: Sequence[int]) -> bool:
         ]
         expected = mx.concatenate(alone)
         logits = _logits_on_the_way(forward, joined(rows), undo, kept)
-    except _FAULTS as error:
+    except UNFIT as error:
         if is_device_failure(error):
             raise
         log.info("decode.windows_one_by_one", kept=list(kept), reason=str(error))

@@ -283,9 +283,8 @@ class Speculation:
         """Return the time since the end of the last step, if that was of the same kind: otherwise
         the work of one kind is waited for in the other."""
         before_s, self._ended_s = self._ended_s, self._clock()
-        comparable = before_s is not None and tried == self._last_tried
-        self._last_tried = tried
-        return self._ended_s - before_s if comparable and before_s is not None else None
+        was_tried, self._last_tried = self._last_tried, tried
+        return None if before_s is None or tried != was_tried else self._ended_s - before_s
 
 
 def _rest(row: DecodeSequence, drawn: int, begin: int) -> list[int]:

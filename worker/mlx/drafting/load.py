@@ -27,7 +27,7 @@ from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.hidden import HiddenStates, HiddenTap, last_norm, layer_modules
 from lmx.worker.mlx.model.load import LoadedModel, evaluate
 from lmx.worker.mlx.model.text_model import TextModel
-from lmx.worker.scheduling.engine_errors import is_device_failure
+from lmx.worker.scheduling.engine_errors import UNFIT, is_device_failure
 
 log = structlog.get_logger()
 
@@ -39,12 +39,6 @@ _UNUSED: Final = frozenset(
     }
 )
 """Types of mlx-vlm's drafters that take something else than hidden states as lmx captures them."""
-
-_UNFIT: Final = (
-    *(ArithmeticError, AssertionError, AttributeError, FileNotFoundError, ImportError),
-    *(LookupError, NotImplementedError, RuntimeError, TypeError, ValueError),
-)
-"""What mlx-vlm raises for a folder that it makes no drafter of, and for one that fits no model."""
 
 
 class FoundDrafter(NamedTuple):
@@ -120,7 +114,7 @@ def _load_drafter(folder: Path, kind: DrafterKind, target: LoadedModel) -> Hidde
     try:
         # Of a model's own folder, it reads the heads alone.
         model, _ = load_drafter(str(folder), lazy=True)
-    except _UNFIT as error:
+    except (*UNFIT, FileNotFoundError) as error:
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             raise
         if is_device_failure(error):
@@ -137,7 +131,7 @@ def _load_drafter(folder: Path, kind: DrafterKind, target: LoadedModel) -> Hidde
         validate_drafter_compatibility(drafter.target, model, kind.value)
         target.forward.tap = _tap(model, kind, inner or target.model.language_model)
         _try(drafter, target.forward)
-    except _UNFIT as error:
+    except (*UNFIT, FileNotFoundError) as error:
         if is_device_failure(error):
             raise
         raise OperationError(

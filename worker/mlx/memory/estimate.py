@@ -19,7 +19,7 @@ from lmx.protocol.models.safetensors import read_tensors
 from lmx.protocol.states import ModelKind
 from lmx.worker.mlx.memory.drafters import hidden_state_layers
 from lmx.worker.mlx.memory.kv import kv_layers
-from lmx.worker.mlx.memory.media import media_memory
+from lmx.worker.mlx.memory.media import HIDDEN_COPIES, INNER_COPIES, SCORE_COPIES, media_memory
 from lmx.worker.mlx.memory.speech import speech_activations, speech_weights_bytes
 from lmx.worker.mlx.memory.voices import voice_activations
 
@@ -66,12 +66,6 @@ _DEPTH_TOKENS: Final = 4096
 """After this many tokens a chunk on a CPU is half as long, because it takes the same time."""
 
 _METAL_PIECE_TOKENS: Final = 8192
-
-_HIDDEN_COPIES: Final = 4
-_INNER_COPIES: Final = 3
-_SCORE_COPIES: Final = 2
-"""How many of a layer's intermediate results exist at once: of the hidden size, of the inner size,
-and, if attention isn't one kernel as on Metal, scores before and after their softmax."""
 
 _MASK_COPIES: Final = 2
 """How many numbers an encoder's class has for each pair of tokens at once, for the mask of a text
@@ -192,9 +186,9 @@ def activations(
     """Return what intermediate results take."""
     metal = platform == "darwin"
     writes = kind is ModelKind.CHAT
-    numbers = _HIDDEN_COPIES * config.hidden_size + _INNER_COPIES * _inner_size(config)
+    numbers = HIDDEN_COPIES * config.hidden_size + INNER_COPIES * _inner_size(config)
     if writes:
-        scores = 0 if metal else _SCORE_COPIES * config.attention_heads
+        scores = 0 if metal else SCORE_COPIES * config.attention_heads
         chunk_tokens = _METAL_CHUNK_TOKENS if metal else _CHUNK_TOKENS
     else:
         scores = (0 if metal else config.attention_heads) + _MASK_COPIES

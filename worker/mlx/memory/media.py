@@ -14,10 +14,12 @@ from lmx.protocol.models.memory import MediaMemory
 WIDTH: Final = 1024
 HEIGHT: Final = 768
 
-_HIDDEN_COPIES: Final = 4
-_INNER_COPIES: Final = 3
-_SCORE_COPIES: Final = 2
-"""As for the language model (:mod:`lmx.worker.mlx.memory.estimate`)."""
+HIDDEN_COPIES: Final = 4
+INNER_COPIES: Final = 3
+SCORE_COPIES: Final = 2
+"""How many of a layer's intermediate results exist at once: of the hidden size, of the inner size,
+and, if attention isn't one kernel as on Metal, scores before and after their softmax. It is the
+same in what encodes media as in the language model."""
 
 _LEAST_RATIO: Final = 1 / 64
 
@@ -138,6 +140,6 @@ def _encoding_bytes(
     hidden = count(vision, "hidden_size", "embed_dim", "width")
     inner = count(vision, "intermediate_size") or 4 * hidden
     heads = count(vision, "num_heads", "num_attention_heads", "heads")
-    numbers = _HIDDEN_COPIES * hidden + _INNER_COPIES * inner
-    scores = 0 if fused_attention else _SCORE_COPIES * heads * view.patches
+    numbers = HIDDEN_COPIES * hidden + INNER_COPIES * inner
+    scores = 0 if fused_attention else SCORE_COPIES * heads * view.patches
     return view.pieces * view.patches * (numbers + scores) * element_bytes

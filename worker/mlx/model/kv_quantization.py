@@ -16,7 +16,7 @@ from lmx.protocol.errors import ErrorCode, OperationError
 from lmx.worker.mlx.memory.kv import quantization_group
 from lmx.worker.mlx.model.forward import Forward, PromptCache, cache_states, logit_difference
 from lmx.worker.mlx.model.quantized_cache import KvQuantization, Packing, leaves
-from lmx.worker.scheduling.engine_errors import is_device_failure
+from lmx.worker.scheduling.engine_errors import UNFIT, is_device_failure
 
 log = structlog.get_logger()
 
@@ -58,7 +58,7 @@ def quantize_kv(forward: Forward, bits: int) -> None:
         forward.kv_quantization = _quantization(groups, _TRIED_BITS, expanded=expanded)
         try:
             off = logit_difference(_logits(forward), plain)
-        except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        except UNFIT as error:
             if is_device_failure(error):
                 raise
             reasons.append(str(error) or type(error).__name__)

@@ -84,11 +84,6 @@ class PrefixCache:
         """Whether anything is kept: not of a model whose caches can't be restored."""
         return self._enabled
 
-    @property
-    def disk_bytes(self) -> int:
-        """The size of the files of all models that share the folder; 0 without a folder."""
-        return self._store.disk_bytes
-
     def bytes_held(self) -> int:
         """Return the bytes in memory."""
         return self._store.bytes_held

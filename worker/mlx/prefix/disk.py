@@ -71,11 +71,6 @@ class PrefixDisk:
         self._thread = keep_up_in_thread(self._run, "prefix-disk")
         self._thread.start()
 
-    @property
-    def disk_bytes(self) -> int:
-        """The size of the files of all namespaces."""
-        return self._folder.total_bytes
-
     def write(self, record: SegmentRecord, data: Sequence[memoryview], held: Any) -> None:
         """Queue a segment to be written. It ends with WRITTEN or NOT_WRITTEN, unless it is
         cancelled."""

@@ -28,9 +28,6 @@ class PrefixIndex:
         # first entry is put right when it comes up, and not at each use.
         self._queue: list[tuple[int, Path]] = []
 
-    def __len__(self) -> int:
-        return len(self._uses)
-
     def __contains__(self, path: Path) -> bool:
         return path in self._uses
 

@@ -57,11 +57,6 @@ class PrefixStore:
         """The bytes in memory."""
         return self._held_bytes + sum(self._leaving.values())
 
-    @property
-    def disk_bytes(self) -> int:
-        """The size of the files of all models; 0 without a disk."""
-        return self._disk.disk_bytes if self._disk else 0
-
     def add(
         self,
         parent: Segment,
