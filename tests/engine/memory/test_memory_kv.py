@@ -20,7 +20,12 @@ from lmx.worker.mlx.model.forward import Forward
 from lmx.worker.mlx.model.kv_quantization import quantize_kv
 from lmx.worker.mlx.model.library import open_checkpoint
 from tests.support.models.text_models import make_text_model
-from tests.support.models.tiny_models import CONFIGS, QUANTIZABLE_CONFIGS, make_tiny_model
+from tests.support.models.tiny_models import (
+    CONFIGS,
+    QUANTIZABLE_CONFIGS,
+    VOCABULARY,
+    make_tiny_model,
+)
 from tests.support.rigs.engine_rig import GREEDY
 from tests.support.rigs.matrices import combinations
 
@@ -86,7 +91,7 @@ def test_a_draft_model_s_window_has_no_room_for_what_it_has_read(tmp_path: Path)
         if part.window_tokens is not None
     )
     assert more
-    row = DraftModel(open_checkpoint(folder).model, None).open_sequence(Assist())
+    row = DraftModel(open_checkpoint(folder).model, None, VOCABULARY).open_sequence(Assist())
     for token in range(3):
         row.read([token] * TOKENS)
         row.draft([token], 2, lambda logits, _: mx.argmax(logits, axis=-1), None)
