@@ -190,12 +190,17 @@ def _unknown(request: web.Request, access: Access, *, given: bool) -> RequestErr
         return RequestError(ErrorCode.INVALID_AUTHENTICATION, f"The API key {fault}: {how}")
     headers = request.headers.getall(ADMIN_HEADER, ())
     fault = "is not right" if given else _absence(headers)
+    for_metrics = access in (Access.METRICS, Access.LOCAL)
     return RequestError(
         ErrorCode.INVALID_AUTHENTICATION,
-        f"The admin key {fault}: send it in the header {ADMIN_HEADER}.{_WHERE}",
+        f"The admin key {fault}: send it in the header {ADMIN_HEADER}.{_WHERE}"
+        f"{_METRICS if for_metrics else ''}",
     )
 
 
+_METRICS: Final = (
+    " A key for the metrics alone (`lmx key add NAME --scope metrics`) is sent as a Bearer token."
+)
 _WHERE: Final = (
     " The admin key is security.admin_key, or in the file admin.key in lmx's home folder."
 )

@@ -168,6 +168,8 @@ def test_what_is_wrong_with_an_admin_key(
     ring = Ring.of(spec.keyring, spec.admin_key, spec.metrics_key)
     with pytest.raises(RequestError, match=f"The admin key {fault}: send it"):
         check_access(request, Access.ADMIN, KeyFamily.OPENAI, ring, local=True)
+    with pytest.raises(RequestError, match=f"The admin key {fault}: .*--scope metrics"):
+        check_access(request, Access.METRICS, KeyFamily.OPENAI, ring, local=True)
 
 
 def test_the_metrics_key_opens_the_metrics_and_nothing_else(spec: RouterSpec) -> None:
