@@ -91,7 +91,7 @@ def test_a_draft_model_s_window_has_no_room_for_what_it_has_read(tmp_path: Path)
         if part.window_tokens is not None
     )
     assert more
-    row = DraftModel(open_checkpoint(folder).model, None, VOCABULARY).open_sequence(Assist())
+    row = DraftModel(open_checkpoint(folder).forward, None, VOCABULARY).open_sequence(Assist())
     for token in range(3):
         row.read([token] * TOKENS)
         row.draft([token], 2, lambda logits, _: mx.argmax(logits, axis=-1), None)
