@@ -65,7 +65,7 @@ _CLIENT_LEFT_STATUS: Final = 499
 _BUDGETED: Final = web.RequestKey("budgeted", ApiKey)
 """The key of a request that counts as under way for its budget."""
 
-_KEY: Final = re.compile(r"sk-[\w-]{12,}")
+_KEY: Final = re.compile(r"\bsk-[\w-]{12,}")
 
 _log = structlog.get_logger()
 

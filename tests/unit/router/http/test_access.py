@@ -294,8 +294,9 @@ async def test_keys_are_never_logged_or_answered(capfd: pytest.CaptureFixture[st
                         f"{rig.url}{path}", json=chat_body(), headers=headers
                     ) as response:
                         answers += [await response.text(), str(response.headers)]
-            async with rig.http.get(f"{rig.url}/v1/{SECRET}/models") as response:
-                answers.append(await response.text())
+            for path in (f"/v1/{SECRET}/models", "/v1/models/desk-assistant-4bit"):
+                async with rig.http.get(f"{rig.url}{path}") as response:
+                    answers.append(await response.text())
             for line in (
                 f"Authorization: Bearer {KEYS[0]}\x01",
                 f"Authorization: Bearer \x7f{KEYS[0]}\x00",
@@ -314,6 +315,7 @@ async def test_keys_are_never_logged_or_answered(capfd: pytest.CaptureFixture[st
     reported = "\n".join([*answers, *map(str, logs), printed.out, printed.err])
     assert "http.request" in reported
     assert "not valid HTTP: Duplicate Host header" in reported
+    assert "/v1/models/desk-assistant-4bit" in [log.get("path") for log in logs], "it is no key"
     for key in (ADMIN, KEYS[0], SECRET):
         assert key not in reported
 
