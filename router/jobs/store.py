@@ -199,7 +199,8 @@ class JobStore(RecordFile[_Rows]):
         self._bound_conversations(connection)
         if records.file_bytes(connection) > self._max_bytes:
             gone = records.shrink(connection, self._max_bytes)
-            _log.info("jobs.shrunk", removed=gone, max_bytes=self._max_bytes)
+            if gone:
+                _log.info("jobs.shrunk", removed=gone, max_bytes=self._max_bytes)
 
     def _before_read(self, connection: sqlite3.Connection) -> None:
         marked = records.interrupt_of_dead(
