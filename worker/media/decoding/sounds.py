@@ -47,6 +47,8 @@ def decode_sound(data: bytes | bytearray, order: DecodeOrder, limits: DecodeLimi
             raise RefusedError("has no sound")
         packets = limited(container.demux(stream), limits.packets)
         samples = read_sound(stream, packets, order.rate_hz, limits)
+    if samples is None:
+        raise RefusedError("has no sound")
     return Decoded(samples=samples, rate_hz=order.rate_hz)
 
 
@@ -65,9 +67,9 @@ def read_sound(
     rate_hz: int,
     limits: DecodeLimits,
     start_s: float | None = None,
-) -> npt.NDArray[np.float32]:
+) -> npt.NDArray[np.float32] | None:
     """Return the samples of a track from ``start_s`` on; None: from its own beginning. Where the
-    track has no sound for a while, there is silence.
+    track has no sound for a while, there is silence. Returns None if there are no samples.
 
     Packets that are damaged are left out, as long as most are not.
     """
@@ -132,14 +134,12 @@ class _Track:
             samples = floats.to_ndarray().astype(np.float32, copy=False)
             self._wait(samples.reshape(floats.samples, -1)[skipped:])
 
-    def end(self) -> npt.NDArray[np.float32]:
-        """Return all of it."""
+    def end(self) -> npt.NDArray[np.float32] | None:
+        """Return all of it; None if that is nothing."""
         self._resample()
         if self._count:
             self._append(self._mono.resample(None))
-        if not self._count:
-            raise RefusedError("has no sound")
-        return np.concatenate(self._parts)
+        return np.concatenate(self._parts) if self._count else None
 
     def _place(self, frame: AudioFrame) -> int:
         """Make silence up to the frame's time; return how many samples come too early for it."""

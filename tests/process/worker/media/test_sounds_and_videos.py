@@ -4,6 +4,7 @@ import io
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import av
 import numpy as np
@@ -13,7 +14,7 @@ from lmx.protocol.errors import RequestError
 from lmx.protocol.models.decode_limits import DecodeLimits
 from lmx.protocol.states import MediaKind
 from lmx.worker.media.decoder import MediaDecoder
-from lmx.worker.media.values import MediaNeeds, Video
+from lmx.worker.media.values import MediaNeeds, Sound, Video
 from tests.support.fakes.media_files import (
     COLOURS,
     grey_frames,
@@ -246,19 +247,21 @@ def test_what_is_heard_before_the_first_picture_is_left_out(decoder: MediaDecode
     samples = np.zeros(3 * RATE_HZ, np.float32)
     samples[2 * RATE_HZ :] = sine(440, 1.0, RATE_HZ)
     times_s = [1 + place / 10 for place in range(20)]
-    found = video(
-        decoder,
-        "mkv",
-        video_file(
+
+    def heard(sound: np.ndarray[Any, Any]) -> Sound | None:
+        file = video_file(
             grey_frames(20),
             10,
             container="matroska",
             times_s=times_s,
-            sound=samples,
+            sound=sound,
             rate_hz=RATE_HZ,
             sound_codec="flac",
-        ),
-    ).sound
+        )
+        return video(decoder, "mkv", file).sound
+
+    assert heard(samples[: RATE_HZ // 2]) is None
+    found = heard(samples)
     assert found is not None
     assert np.argmax(np.abs(found.samples) > 0.2) == pytest.approx(RATE_HZ, abs=0.02 * RATE_HZ)
     assert found.duration_s == pytest.approx(2.0, abs=0.05)
