@@ -237,8 +237,8 @@ PARENT = """
 import sys
 from lmx.worker.templates import renderer as module
 from lmx.worker.templates.renderer import Renderer
-# The alarm comes in five seconds, and this program would end the process in a minute only.
-module._ALARM_GRACE_S = 5.0 - module.MAX_SLOWDOWN * 60.0
+# The alarm comes in two seconds, and this program would end the process in a minute only.
+module._ALARM_GRACE_S = 2.0 - module.MAX_SLOWDOWN * 60.0
 renderer = Renderer(60.0)
 renderer.render("x", {}, 100)
 print(renderer.pid, flush=True)
