@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import mlx.core as mx
 import numpy as np
@@ -20,6 +21,7 @@ from lmx.worker.engine.values import PromptSource, SequenceRequest, SequenceSamp
 from lmx.worker.lifecycle import load_engine
 from lmx.worker.mlx import engine as mlx_batch
 from lmx.worker.mlx.batching import batch_engine
+from lmx.worker.mlx.decoding import batch_mode
 from lmx.worker.mlx.decoding.batch_mode import can_batch
 from lmx.worker.mlx.decoding.pace import LEAST_TOKENS
 from lmx.worker.mlx.decoding.prefill import PrefillChunk, PromptPrefill
@@ -676,3 +678,12 @@ def test_trying_whether_a_model_can_batch_takes_each_prompt_once(
     monkeypatch.setattr(Forward, "prompt", count)
     assert can_batch(forward)
     assert sum(taken) == 64 + 4
+
+
+@pytest.mark.parametrize("error", [IndexError, AssertionError, NotImplementedError, ValueError])
+def test_what_a_library_raises_in_the_trial_is_no_failed_load(
+    tiny_dir: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    forward = Forward(load(str(tiny_dir))[0])
+    monkeypatch.setattr(batch_mode, "joined", Mock(side_effect=error("no batch")))
+    assert not can_batch(forward)
