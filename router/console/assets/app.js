@@ -292,10 +292,15 @@ async function begin() {
     thread.forget(turns);
     show();
   });
-  // An address that was typed, or a link.
-  window.addEventListener("hashchange", () => {
+  const openAddressed = () => {
     const id = location.hash.slice(1);
     if (id && id !== shown.id && !id.startsWith("/")) open(id);
+  };
+  // An address that was typed, or a link.
+  window.addEventListener("hashchange", openAddressed);
+  store.onOpenedLate(() => {
+    sidebar.showList(shown.id);
+    if (!opens && !shown.turns.length) openAddressed();
   });
   window.addEventListener("pagehide", () => {
     if (runsIn(shown.id)) keep(shown);

@@ -20,6 +20,8 @@ const open = new Map();
 const removed = new Set();
 /** @type {Promise<IDBDatabase | null> | null} */
 let opening = null;
+/** Called when the browser has opened what it keeps after all. */
+let openedLate = () => {};
 const channel = new BroadcastChannel("lmx");
 
 /** Returns whether conversations are kept. */
@@ -46,10 +48,17 @@ export function onOtherTab(changed) {
   });
 }
 
+/** Has a function called when what is kept is there although the page stopped waiting for it.
+ *  @param {() => void} there */
+export function onOpenedLate(there) {
+  openedLate = there;
+}
+
 /** @returns {Promise<IDBDatabase | null>} */
 function database() {
   if (!keeps()) return Promise.resolve(null);
   opening ??= new Promise((resolve) => {
+    let late = false;
     const request = indexedDB.open("lmx", 1);
     request.onupgradeneeded = () => {
       request.result.createObjectStore(HEADS, { keyPath: "id" });
@@ -68,10 +77,14 @@ function database() {
       };
       opening = Promise.resolve(db);
       resolve(db);
+      if (late) openedLate();
     };
     // A private window may have none.
     request.onerror = () => resolve(null);
-    setTimeout(() => resolve(null), OPEN_MS);
+    setTimeout(() => {
+      late = true;
+      resolve(null);
+    }, OPEN_MS);
   });
   return opening;
 }

@@ -528,8 +528,36 @@ async def test_a_page_that_was_opened_before_there_was_a_model(page: Page, origi
     assert (await answered(page))["text"].strip() == SENTENCE
 
 
+LATE = """
+const open = IDBFactory.prototype.open;
+IDBFactory.prototype.open = function (...asked) {
+  const request = {};
+  window.openNow = () => {
+    const own = open.apply(this, asked);
+    own.onsuccess = () => {
+      request.result = own.result;
+      request.onsuccess();
+    };
+  };
+  return request;
+};
+"""
+
+
 async def test_a_browser_that_does_not_open_what_it_keeps(page: Page, origin: str) -> None:
-    """The page does not wait for it: whatever it opens on, one can chat."""
+    """The page does not wait for it: whatever it opens on, one can chat. What is there in the end
+    is shown then."""
+    await reopen(page, origin)
+    await asked(page, "Hello")
+    address = "/" + await page.run("location.hash")
+    added = await page.ask("Page.addScriptToEvaluateOnNewDocument", source=LATE)
+    try:
+        await reopen(page, origin, address)
+        assert await page.run(f"({STATE}).turns") == 0
+        await page.run("openNow()")
+        await until(page, f"({STATE}).turns === 2", "the conversation in the address")
+    finally:
+        await page.ask("Page.removeScriptToEvaluateOnNewDocument", **added)
     never = "IDBFactory.prototype.open = () => ({})"
     added = await page.ask("Page.addScriptToEvaluateOnNewDocument", source=never)
     try:
