@@ -80,10 +80,12 @@ class BucketScheduler:
         known = set(buckets)
         self._cost_s = {one: cost for one, cost in self._cost_s.items() if one in known}
         self._credit_s = {one: credit for one, credit in self._credit_s.items() if one in known}
-        self._cost_s[bucket] = took_s
+        due_s, self._cost_s[bucket] = self._cost_s.get(bucket, 0.0), took_s
         if bucket != buckets[0]:
-            # What is left is never enough for another step at once.
-            self._credit_s[bucket] = self._credit_s.get(bucket, 0.0) % took_s if took_s else 0.0
+            # It had its turn for what its last step took. What is left is never enough for another
+            # step at once.
+            left_s = max(0.0, self._credit_s.get(bucket, 0.0) - due_s)
+            self._credit_s[bucket] = left_s % took_s if took_s else 0.0
             return
         for other in buckets[1:]:
             credit_s = self._credit_s.get(other, 0.0) + _SHARE * took_s / len(buckets[1:])
