@@ -72,8 +72,8 @@ def _snapshots(folder: Path) -> list[dict[str, Any]]:
             "missing": _missing_part(path),
             "gguf": {
                 str(file.relative_to(path)): str(converted_file(file))
-                for file in path.rglob("*.gguf")
-                if file.is_file()
+                for file in path.rglob("*")
+                if file.suffix.lower() == ".gguf" and file.is_file()
             },
         }
         for path in sorted((folder / "snapshots").glob("*"))

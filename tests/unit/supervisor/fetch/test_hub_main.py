@@ -68,10 +68,10 @@ def test_all_of_a_repository_goes_with_its_locks(repository: Path, tmp_path: Pat
 def test_a_scan_shows_each_commit_with_its_names(repository: Path) -> None:
     (repository / "snapshots" / OLD / "gone.gguf").symlink_to("../../blobs/gone")
     (repository / "snapshots" / OLD / "q").mkdir()
-    (repository / "snapshots" / OLD / "q" / "m.gguf").symlink_to("../../../blobs/of-old")
+    (repository / "snapshots" / OLD / "q" / "m.GGUF").symlink_to("../../../blobs/of-old")
     (found,) = cache.scan()
     assert [each["gguf"] for each in found["snapshots"]] == [
-        {"q/m.gguf": str((repository / "blobs" / "of-old").resolve())},
+        {"q/m.GGUF": str((repository / "blobs" / "of-old").resolve())},
         {},
     ]
     assert (found["repo_id"], found["size_bytes"]) == ("org/name", 3 * len(BLOB) + 80)
