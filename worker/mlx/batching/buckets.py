@@ -68,8 +68,9 @@ class DecodeBuckets:
     @property
     def active(self) -> Sequence[DecodeBatch]:
         """The buckets that may step, that of the shortest rows first."""
-        active = (bucket for bucket in self._buckets if not (self.held and bucket.background))
-        return sorted(active, key=_longest)
+        active = [bucket for bucket in self._buckets if not (self.held and bucket.background)]
+        # Each step asks for it several times, most with one bucket of many rows.
+        return sorted(active, key=_longest) if len(active) > 1 else active
 
     @property
     def rows(self) -> Sequence[DecodeSequence]:
@@ -114,10 +115,10 @@ class DecodeBuckets:
         tokens = len(row.tokens)
         found = []
         for bucket in buckets if self._together else ():
+            if (bucket.adapter, bucket.background) != kind:
+                continue
             lengths = [tokens, *(len(each.tokens) for each in bucket.rows)]
-            if (bucket.adapter, bucket.background) == kind and batchable(
-                min(lengths), max(lengths)
-            ):
+            if batchable(min(lengths), max(lengths)):
                 found.append(bucket)
         return min(found, key=lambda bucket: abs(_longest(bucket) - tokens), default=None)
 
