@@ -38,7 +38,7 @@ NAMES = """
     default_model download_id efforts exchange_id fitted refused ignored engine epoch family
     function group id instance key_id key_name language level machine model offer_id model_id
     model_ids models name owner request_id router_id sections tool_parser version versions voice
-    voices exits
+    voices exits forgotten
     """
 CONFIGURATION = """
     admin_key allowed_hosts allowed_networks chat_template command cors_origins disk_path
