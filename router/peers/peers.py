@@ -117,14 +117,14 @@ class Peers:
             for model in () if link.state is None else link.state.models:
                 if model.available:
                     views.setdefault(model.model_id, shown(model, link.name))
-        # A route leads to peers' models only where this machine has none for it and the key.
-        own = directory.limited_to(key)
+        # Peers' models are only for the names that always route, and only where this machine has
+        # none for one of these and the key.
+        own, snapshot = directory.limited_to(key), directory.snapshot
         routes = [
             Route(name, tuple(one.model_id for one in found))
-            for name in ROUTE_NAMES
-            if (found := route_models(own, name))
+            for name in (*ROUTE_NAMES, *(route.name for route in snapshot.routes))
+            if (found := route_models(own, name) or ()) or name not in ROUTE_NAMES
         ]
-        snapshot = directory.snapshot
         return Directory.of(
             replace(snapshot, models=tuple(views.values()), routes=(*routes, *snapshot.routes))
         )

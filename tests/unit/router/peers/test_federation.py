@@ -725,6 +725,15 @@ async def test_a_route_is_listed_as_requests_for_it_are_answered() -> None:
             _, listed = await a.json("GET", "/v1/models")
             windows = {one["slug"]: one["context_window"] for one in listed["models"]}
             assert (windows["auto"], windows[REMOTE]) == (context, 2048)
+        # What the configuration lists for a route of its own are this machine's models.
+        routes = (Route("both", (REMOTE, MODEL)), Route("far-away", (REMOTE,)))
+        await a.publish(ready(MODEL, INSTANCE, created_s=1, **chats), routes=routes)
+        await asked(a)
+        for name, found in (("both", MODEL), ("far-away", None)):
+            status, listed = await a.json("GET", f"/v1/models/{name}")
+            assert (status, listed.get("id")) == (200 if found else 404, found)
+            status, answered = await a.chat_json(model=name)
+            assert (status, answered.get("model")) == (200 if found else 404, found)
         # A key for none of this machine's models leads to those of peers, in both.
         far_key = replace(ApiKey.of_secret(CLIENT_KEY, "far"), models=(REMOTE,))
         a.router.keys.put(Keyring.of((far_key,)))
