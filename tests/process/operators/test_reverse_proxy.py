@@ -1,6 +1,7 @@
 """lmx behind Caddy and nginx, with the very text of docs/start/reverse-proxy.md."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -125,13 +126,19 @@ def proxied(
             cwd=folder, env={**os.environ, "HOME": str(folder)},
         )  # fmt: skip
 
-    def listens() -> bool:
+    def serves() -> bool:
         assert process.poll() is None, log.read_text()
-        with socket.socket() as one:
-            return one.connect_ex(("127.0.0.1", port)) == 0
+        # Caddy listens before it has made its certificate, and refuses each handshake until then.
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", port), 90) as one,
+            any_certificate().wrap_socket(one, server_hostname=NAME),
+        ):
+            return True
+        return False
 
     try:
-        wait_until(listens, f"{request.param} listens")
+        wait_until(serves, f"{request.param} serves")
         yield Proxied(lmx, f"https://{NAME}:{port}")
     finally:
         process.terminate()
@@ -153,12 +160,16 @@ class _Loopback(AbstractResolver):
         pass
 
 
-@asynccontextmanager
-async def client() -> AsyncIterator[aiohttp.ClientSession]:
-    """A client that takes any certificate, as one does that was told of a private one."""
+def any_certificate() -> ssl.SSLContext:
+    """Take any certificate, as a client does that was told of a private one."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    connector = aiohttp.TCPConnector(ssl=context, resolver=_Loopback())
+    return context
+
+
+@asynccontextmanager
+async def client() -> AsyncIterator[aiohttp.ClientSession]:
+    connector = aiohttp.TCPConnector(ssl=any_certificate(), resolver=_Loopback())
     timeout = aiohttp.ClientTimeout(total=None, sock_read=90)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         yield session
