@@ -112,8 +112,9 @@ def plan_deletion(
     repos: Sequence[CachedRepo],
     conversions: Sequence[Conversion],
 ) -> DeletionPlan:
-    """Return what is deleted with a model, or with a name that only the disk knows. With a model of
-    the hub go the commits of its repository that have no name and that no model needs.
+    """Return what is deleted with a model, or with a name that only the disk knows. Of a model
+    of the hub whose files are gone, that is what an update has left: the commits of its repository
+    that have no name and that no model needs.
 
     Raises :class:`OperationError`: MODEL_NOT_FOUND, and NOT_DELETABLE for files that lmx did not
     put there.
@@ -134,11 +135,9 @@ def plan_deletion(
         case HubSource(repo_id, revision):
             for repo in repos:
                 if repo.repo_id == repo_id:
-                    of_it = [
-                        s
-                        for s in repo.snapshots
-                        if s.is_of(revision or "main") or _is_superseded(repo, s, served)
-                    ]
+                    of_it = [s for s in repo.snapshots if s.is_of(revision or "main")]
+                    # Another program may need a commit, which has no name then.
+                    of_it = of_it or [s for s in repo.snapshots if _is_left(repo, s, served)]
                     if of_it or not repo.snapshots:
                         return _of_repo(repo, of_it, conversions)
             return DeletionPlan()
@@ -219,7 +218,7 @@ def _lies_in(path: str, folders: Iterable[Path]) -> bool:
     return any(folder_path(path).is_relative_to(each) for each in folders)
 
 
-def _is_superseded(repo: CachedRepo, snapshot: Snapshot, served: Iterable[Served]) -> bool:
+def _is_left(repo: CachedRepo, snapshot: Snapshot, served: Iterable[Served]) -> bool:
     """Whether no branch or tag names a snapshot, and no model needs it."""
     gone = DeletionPlan(repo.repo_id, (snapshot.commit,), (snapshot.path,))
     return not snapshot.refs and not users(gone, served, [repo])

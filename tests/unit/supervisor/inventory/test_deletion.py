@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from lmx.protocol.states import SlotState
 from lmx.supervisor.events import EventLog
 from lmx.supervisor.inventory import deletion
 from lmx.supervisor.inventory.deletion import Deletion
-from lmx.supervisor.inventory.disk import CachedRepo, Conversion, Snapshot
+from lmx.supervisor.inventory.disk import Conversion
 from lmx.supervisor.inventory.on_disk import DeletionPlan
 from lmx.supervisor.state.home import Home
 from tests.support.fakes.fake_peers import until
@@ -138,35 +138,6 @@ async def test_a_model_that_is_added_during_a_deletion_keeps_its_files(made: Mad
     with pytest.raises(OperationError, match="b is loaded"):
         await ending
     assert not deleted
-
-
-async def test_a_superseded_commit_of_which_a_model_is_added_meanwhile_stays(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    new = Snapshot("a" * 40, ("main",), Path("/new"), None)
-    old = Snapshot("b" * 40, (), Path("/old"), None)
-    repo = CachedRepo("org/m", Path("/m"), 1, 1.0, (new, old))
-    models = {"a": {"source": "org/m"}, "b": {"source": f"org/m@{old.commit}"}}
-    rig = CoreRig({"a": 100, "b": 100}, models=models, up="a")
-    slots: Any = rig.core.slots
-    added = slots.pop("b")
-    deleting, _ = made(rig)
-    gone: list[DeletionPlan] = []
-
-    async def delete_files(plan: DeletionPlan, *_: Any) -> int:
-        gone.append(plan)
-        return 7
-
-    monkeypatch.setattr(deletion, "scan_hub", AsyncMock(return_value=[repo]))
-    monkeypatch.setattr(deletion, "delete_files", delete_files)
-    parts: Any = deleting._downloads
-    parts.of, parts.deleting = (lambda _: ()), (lambda _: nullcontext())
-    ending = asyncio.ensure_future(deleting.delete("a", force=True))
-    await until(lambda: control.Drain(if_idle=False) in rig.sent("a"))
-    slots["b"] = added
-    rig.drains("a")
-    await ending
-    assert [plan.commits for plan in gone] == [(new.commit,)]
 
 
 async def test_the_files_of_a_model_that_is_added_while_they_are_deleted_are_read_again(

@@ -132,16 +132,17 @@ def test_one_of_several_parts_goes_with_the_others() -> None:
     assert plan_deletion(target, [target], [repo], []).names == tuple(names)
 
 
-def test_superseded_commits_go_with_the_model() -> None:
-    superseded = replace(OLD, refs=())
-    repo = replace(REPO, snapshots=(MAIN, superseded))
+def test_what_an_update_left_is_deleted_once_the_model_is_gone() -> None:
+    left = replace(OLD, refs=())
+    repo = replace(REPO, snapshots=(MAIN, left))
     mine = served("mine", "org/m")
-    assert plan_deletion(mine, [mine], [repo], []) == DeletionPlan("org/m", (), (ROOT,))
-    for source in (f"org/m@{OLD.commit}", str(OLD.path)):
+    assert plan_deletion(mine, [mine], [repo], []).commits == (MAIN.commit,)
+    repo = replace(REPO, snapshots=(left,))
+    assert plan_deletion(mine, [mine], [repo], []).snapshots == (ROOT,)
+    repo = replace(REPO, snapshots=(left, replace(left, commit="c" * 40, path=ROOT / "c")))
+    for source in (f"org/m@{left.commit}", str(left.path)):
         gone = plan_deletion(mine, [mine, served("old", source)], [repo], [])
-        assert gone.commits == (MAIN.commit,)
-    left = replace(REPO, snapshots=(superseded,))
-    assert plan_deletion(mine, [mine], [left], []).snapshots == (ROOT,)
+        assert gone.commits == ("c" * 40,)
 
 
 def test_what_goes_with_a_repository_was_not_downloaded() -> None:
