@@ -73,9 +73,9 @@ run: $(SERVES) ## serve MODELS (default: a small demo model) on PORT
 # again: they write no compiled code.
 JOBS ?= 6
 TESTED := not soak and not conformance and not clients
-test: install ## run the tests, JOBS files at a time, without those that take long (a quarter of an hour)
+test: install ## run the tests, JOBS files at a time, without those that take long (seven minutes)
 	@$(MAKE) --no-print-directory tested TESTED='not long and $(TESTED)'
-test-all: install ## run the tests and those that take long: what CI runs (half an hour)
+test-all: install ## run the tests and those that take long: what CI runs (a quarter of an hour)
 	@$(MAKE) --no-print-directory tested
 tested:
 	@$(BIN)/python -m compileall -q -j 0 protocol router supervisor worker tests/support
