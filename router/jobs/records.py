@@ -161,8 +161,8 @@ CREATE TABLE IF NOT EXISTS responses (
 CREATE TRIGGER IF NOT EXISTS responses_go_with_jobs AFTER DELETE ON jobs
   BEGIN DELETE FROM responses WHERE id = OLD.id; END;
 """
-"""The second table, whose rows go with those of the first. The trigger is none for records that are
-replaced: SQLite runs none then."""
+"""The second table, whose rows go with those of the first. SQLite does not run the trigger for
+records that are replaced."""
 
 _SIZE_BYTES: Final = "length(items) + coalesce(length(output), 0)"
 _TURNS: Final = f"""

@@ -120,12 +120,17 @@ async def forget_peer(request: web.Request) -> web.Response:
 def peer_key(request: web.Request, refusal: str) -> ApiKey:
     """Return the key of the paired machine that asks. Raises :class:`RequestError` with the
     sentence ``refusal`` if the request has another key, or none."""
-    services = request.app[SERVICES]
-    local = is_loopback(services.spec.host)
-    key = opening_key(request, Access.PEER, None, services.keys.ring, local=local)
+    key = key_of_peer_route(request)
     if key is None or KeyScope.PEER not in key.scopes:
         raise RequestError(ErrorCode.PERMISSION_DENIED, refusal)
     return key
+
+
+def key_of_peer_route(request: web.Request) -> ApiKey | None:
+    """Return the key with which a route of peers was opened; None if it needed none."""
+    services = request.app[SERVICES]
+    local = is_loopback(services.spec.host)
+    return opening_key(request, Access.PEER, None, services.keys.ring, local=local)
 
 
 async def _said(request: web.Request, schema: type[_Said]) -> _Said:

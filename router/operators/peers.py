@@ -7,11 +7,9 @@ from aiohttp import web
 
 from lmx.protocol.messages.control import Done, DrainMachine
 from lmx.protocol.messages.peers import PeerKind
-from lmx.protocol.web_origins import is_loopback
-from lmx.router.http.access import opening_key
 from lmx.router.http.bodies.json_body import read_object
-from lmx.router.http.endpoint import Access
 from lmx.router.http.responses import Answer, json_value, succeeded
+from lmx.router.operators.pairing import key_of_peer_route
 from lmx.router.peers.machine import written
 from lmx.router.schema.requests.operators import DrainRequest, PeerQuery
 from lmx.router.schema.validation import validated
@@ -73,9 +71,7 @@ async def own_state(request: web.Request) -> web.Response:
     """Return how this machine is. A peer asks every second."""
     query = validated(PeerQuery, dict(request.query))
     services = request.app[SERVICES]
-    local = is_loopback(services.spec.host)
-    key = opening_key(request, Access.PEER, None, services.keys.ring, local=local)
-    state = services.peers.own_state(key)
+    state = services.peers.own_state(key_of_peer_route(request))
     if services.traffic.closed:
         state = replace(state, drained=True)
     return json_value(written(state, query.known))

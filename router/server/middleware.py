@@ -219,7 +219,7 @@ class RequestServer:
             return _refuse(request, stranger)
         if ORIGIN in request and is_preflight(request):
             return _Answer(self.cors.preflight(request))
-        # Peers hear that it takes no more: what it computes for them meanwhile is theirs.
+        # Peers learn that it takes no more: what it computes for them meanwhile is theirs.
         if self.services.traffic.closed and request.path != PEER_STATE_PATH:
             return _refuse(request, _SHUTTING_DOWN)
         quiet = endpoint is not None and endpoint.quiet

@@ -121,8 +121,8 @@ class Downloads:
                 self._begin(download)
 
     async def start(self, question: StartDownload) -> DownloadView:
-        """Begin a download, or continue with it. A repository that has come is asked for what has
-        changed since. A GGUF file is not: it is served from that commit. Returns the download
+        """Begin a download, or continue with it. The hub is asked what has changed in a repository
+        that has come, but not in a GGUF file: that is served from its commit. Returns the download
         when its size is known, when it has ended, or when ten seconds are over. Raises
         :class:`LmxError`: INVALID_VALUE with its ``param``, QUEUE_FULL, SHUTTING_DOWN,
         MODEL_UNLOADED while the repository's files are deleted."""

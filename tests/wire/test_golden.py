@@ -2,7 +2,7 @@
 
 ``golden/`` holds a sample of each message, which is made from the types of its fields. The bytes
 change only with the protocol: a diff there is a change of the wire format, and says in review what
-PROTOCOL.md must say too. Write them anew with::
+PROTOCOL.md must say too. Write them again with::
 
     python -m tests.wire.test_golden
 """

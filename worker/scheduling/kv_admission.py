@@ -105,8 +105,10 @@ class KvAdmission:
     def fits(self, row: SequenceRequest, without: Set[int] = frozenset()) -> bool:
         """Return whether a row may begin now: it fits, or no other row runs. The rows ``without``
         are taken for ended."""
+        if self._limit_bytes is None:
+            return True
         others = [each for one, each in self._rows.items() if one not in without]
-        if self._limit_bytes is None or not others:
+        if not others:
             return True
         return self._sum([*others, _counted(row)]) <= self._limit_bytes
 

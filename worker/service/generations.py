@@ -471,7 +471,7 @@ def _logged(reread: Reread | None) -> dict[str, Any]:
 
 
 def _explained(error: BaseException | None, failure: str) -> tuple[ErrorCode, str]:
-    """Return what the client is told of an error on the way to the engine."""
+    """Return the code and the message of an error on the way to the engine."""
     if isinstance(error, RequestError | UnavailableError):
         return error.code, error.message
     if error is not None and is_out_of_memory(error):

@@ -4,9 +4,8 @@ buckets of their own, which stand still while there is other work.
 
 One bucket is stepped at a time, and returns its output before one of longer rows is stepped.
 Buckets of similar length are stepped one after the other, each as often as the others. The last row
-of a bucket joins another one as soon as it may. A bucket
-decodes ahead (:mod:`lmx.worker.mlx.decoding.decode`) if it is the only one, or the only one of the
-shortest rows.
+of a bucket joins another one as soon as it may. A bucket decodes ahead
+(:mod:`lmx.worker.mlx.decoding.decode`) if it is the only one, or the only one of the shortest rows.
 """
 
 import time

@@ -137,7 +137,7 @@ class AudioLimits:
     def windows(self, sound: Sound, process: Process) -> Sequence[Sound]:
         """Return a sound in parts of one length, each of which ``process`` takes as a whole: one,
         if it takes all of it at once."""
-        # Most take all, and each trial processes the sound anew: so the whole one is tried first.
+        # Most take all, and each trial processes the sound again: so the whole one is tried first.
         if (
             self.most_s is None
             and self._whole_s < sound.duration_s

@@ -464,7 +464,7 @@ async def test_one_owner_s_records_push_out_no_other_s(tmp_path: Path) -> None:
         for _ in range(2):
             with capture_logs() as logs:
                 await store.sweep(lambda: {f"going-{number}" for number in range(10)})
-        assert not logs, "nothing is told at each write, though all is more than the limit"
+        assert not logs, "nothing is logged at each write, though all is more than the limit"
         assert len(await ids(store, owner="small")) == 5
         assert len(await ids(store, owner="going")) == 10
 

@@ -116,6 +116,13 @@ class Ground:
         self._program.write_text(f"#!/bin/sh\n{text}\n")
         self._program.chmod(0o755)
 
+    def gguf(self) -> Path:
+        """Have the program bring a GGUF file, and return it."""
+        file = self.folder / "m.gguf"
+        file.touch()
+        self.script(f"""{SIZED}; echo '{{"path": "{file}"}}'""")
+        return file
+
     async def _serve(self, download: Download, path: Path) -> str | None:
         await self.serving()
         return self.served(download, path)
@@ -275,9 +282,7 @@ async def test_a_repository_that_has_come_is_asked_for_again(ground: Ground) -> 
 
 async def test_a_gguf_file_that_has_come_is_not_asked_for_again(ground: Ground) -> None:
     """Its model is served by its path, which has the commit."""
-    file = ground.folder / "m.gguf"
-    file.touch()
-    ground.script(f"""{SIZED}; echo '{{"path": "{file}"}}'""")
+    file = ground.gguf()
     downloads = ground.downloads()
     question = StartDownload("org/name", None, "m.gguf")
     done = await ended(downloads, await downloads.start(question))
@@ -451,9 +456,7 @@ async def test_a_load_that_fetched_all_of_it_completes_a_download_that_failed(
 
 
 async def test_whoever_looks_while_it_is_served_sees_no_half_of_an_end(ground: Ground) -> None:
-    file = ground.folder / "m.gguf"
-    file.touch()
-    ground.script(f"""{SIZED}; echo '{{"path": "{file}"}}'""")
+    ground.gguf()
     downloads = ground.downloads()
     question = StartDownload("org/name", None, "m.gguf")
     done = await ended(downloads, await downloads.start(question))
